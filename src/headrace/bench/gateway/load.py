@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -194,10 +194,12 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """What a round found: seconds of each call to the model, and of all of them together."""
+    """What a round found: seconds of each call to the model, and of all of them together; and how much a meter rose
+    meanwhile, where one was given."""
 
     latencies: list[float]
     took: float
+    metered: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -228,11 +230,16 @@ class GatewayLoad:
     def run(self, doing: Coroutine[Any, Any, R]) -> R:
         return self._runner.run(doing)
 
-    def round(self, target: LoadTarget, callers: int, trajectories: int) -> RoundTimes:
-        """So many trajectories, spread over so many callers at once."""
-        return self.run(self._round(target, callers, trajectories))
+    def round(
+        self, target: LoadTarget, callers: int, trajectories: int, meter: Callable[[], float] = lambda: 0.0
+    ) -> RoundTimes:
+        """So many trajectories, spread over so many callers at once. `meter` is read when all are connected and when
+        all have ended: connecting asks for /health, for which workers ask each other."""
+        return self.run(self._round(target, callers, trajectories, meter))
 
-    async def _round(self, target: LoadTarget, callers: int, trajectories: int) -> RoundTimes:
+    async def _round(
+        self, target: LoadTarget, callers: int, trajectories: int, meter: Callable[[], float]
+    ) -> RoundTimes:
         latencies: list[float] = []
         waiting = iter(range(trajectories))
 
@@ -246,9 +253,10 @@ class GatewayLoad:
                 await agent.end()
 
         await asyncio.gather(*[self._connect(target) for _ in range(callers)])
+        before = meter()
         start = time.perf_counter()
         await asyncio.gather(*[caller() for _ in range(callers)])
-        return RoundTimes(latencies, time.perf_counter() - start)
+        return RoundTimes(latencies, time.perf_counter() - start, meter() - before)
 
     async def _connect(self, target: LoadTarget) -> None:
         """Opens a connection and leaves it for a caller to use."""

@@ -102,10 +102,9 @@ def passthrough(sizes: GatewaySizes, folder: Path) -> Figures:
             rates, cpu = [], []
             some = sizes.some_callers
             for _ in range(sizes.throughput_rounds):
-                before = gateway.cpu_s()
-                found = load.round(through, some, some * sizes.trajectories_a_caller)
+                found = load.round(through, some, some * sizes.trajectories_a_caller, gateway.cpu_s)
                 rates.append(found.rate)
-                cpu.append((gateway.cpu_s() - before) / len(found.latencies))
+                cpu.append(found.metered / len(found.latencies))
     return Figures(
         {
             "vs_passthrough": gateway_rate / proxy_rate,
@@ -150,9 +149,9 @@ def dialects(sizes: GatewaySizes, folder: Path) -> Figures:
 def _cpu_s(load: GatewayLoad, gateway: ServerProcess, wire: AgentDialect) -> float:
     """The gateway's CPU seconds for each call."""
     some = load.sizes.some_callers
-    before = gateway.cpu_s()
-    found = load.round(LoadTarget(gateway.address, wire=wire), some, some * load.sizes.trajectories_a_caller)
-    return (gateway.cpu_s() - before) / len(found.latencies)
+    target = LoadTarget(gateway.address, wire=wire)
+    found = load.round(target, some, some * load.sizes.trajectories_a_caller, gateway.cpu_s)
+    return found.metered / len(found.latencies)
 
 
 def history(sizes: GatewaySizes, folder: Path) -> Figures:
