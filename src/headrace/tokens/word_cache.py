@@ -24,16 +24,17 @@ MAX_NEW_WORDS = 16
 MAX_NEW_SHARE = 0.15
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
-#: How GPT-2's, Qwen's and Llama's tokenizers cut text into words, and the same for ASCII. `\\s` is the same there too.
+#: How GPT-2's, Qwen's and Llama's tokenizers cut text into words, and the same for ASCII, where `\\s` is the same too. A
+#: word of letters, which most are, is tried first where nothing else begins like one.
 PATTERNS = {
     rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+": (
-        rf"{_CONTRACTIONS}| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
+        r" ?[A-Za-z]+|'(?:[stmd]|re|ve|ll)| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
     ),
     **{
         rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+": (
-            rf"(?i:{_CONTRACTIONS})|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{digits}| ?[^\sA-Za-z0-9]+[\r\n]*"
-            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+            r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\nA-Za-z0-9]?[A-Za-z]+"
+            rf"|[0-9]{digits}| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         )
         for digits in ("", "{1,3}")
     },
