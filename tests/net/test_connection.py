@@ -112,9 +112,7 @@ class Sizes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b"x" * int(scope["path"][1:])
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]}
-        )
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
         await send({"type": "http.response.body", "body": body})
 
 

@@ -30,7 +30,6 @@ from headrace.gateway.usage import UsageTable
 from headrace.net.server import presented_key
 from headrace.pool.errors import Unauthorized
 
-
 #: Room that nobody counts.
 UNBOUNDED: AbstractContextManager[None] = nullcontext()
 

@@ -385,7 +385,7 @@ def _until(operation: Operation[Any]) -> float | None:
     timeout = getattr(operation, "timeout", None)
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:  # noqa: UP038 - a union is made anew each time
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise InvalidInput(
             f"timeout must be a number of seconds of at least 0, or None to wait for ever, not {shown(timeout)}"
         )

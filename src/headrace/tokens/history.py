@@ -298,7 +298,7 @@ HistoryMode = Literal["bridge", "template"]
 
 class PromptPlan(msgspec.Struct, frozen=True, eq=False):
     """A prompt's ids, the node that it continues, and why. `bridged`: nothing old was rendered again. `images` are
-    all of the prompt's, and where in the ids they stand. `parent_ids` are the parent's, where they were put together."""
+    all of the prompt's, and where in the ids they stand. `parent_ids`: the parent's, where they were put together."""
 
     ids: IntArray
     cause: Cause

@@ -24,7 +24,7 @@ MAX_NEW_WORDS = 16
 MAX_NEW_SHARE = 0.15
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
-#: How GPT-2's, Qwen's and Llama's tokenizers cut text into words, and the same for ASCII, where `\\s` is the same too. A
+#: How GPT-2's, Qwen's and Llama's tokenizers cut text into words, and the same for ASCII, where `\\s` is the same. A
 #: word of letters, which most are, is tried first where nothing else begins like one.
 PATTERNS = {
     rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+": (
