@@ -117,7 +117,7 @@ class JoinedAnswer(RequestResponseCycle):
                 self.transport = transport
             if self.chunked_encoding is False and self.expected_content_length:
                 self._head = held.data
-                self.loop.call_soon(self._write_head)
+                asyncio.get_running_loop().call_soon(self._write_head)
             elif held.data:
                 transport.write(held.data)
             return
@@ -197,7 +197,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.__class__ = UntilClosed  # its task is made by now, and has not begun
         else:
             self.cycle.__class__ = JoinedAnswer
-            self.cycle.loop = self.loop
         self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, self.cycle)}
 
     def on_message_complete(self) -> None:

@@ -82,7 +82,7 @@ class DigestChain:
                 self.keys[n] = hasher.copy().digest()
                 self._calls = message.tool_calls
                 self._answered, self._unanswered = n, []
-            else:
+            elif self._answered:
                 self._unanswered.append(written)
         self.whole = self.keys[len(messages)] = hasher.digest()
 

@@ -65,6 +65,8 @@ def compiled(template: str) -> Any:
 
 #: Names that a dict has of its own: in a template they are that, and no key.
 DICT_ATTRIBUTES = frozenset(dir(dict))
+#: What a loop tells of itself.
+LOOP_FACTS = frozenset({"first", "last", "index", "index0", "length", "previtem", "nextitem"})
 
 
 def _find_keys_fast(environment: Any) -> None:
@@ -81,7 +83,7 @@ def _find_keys_fast(environment: Any) -> None:
                 return obj[attribute]
             except KeyError:
                 return undefined(obj=obj, name=attribute)
-        if type(obj) is LoopContext and attribute[:1] != "_":
+        if type(obj) is LoopContext and attribute in LOOP_FACTS:
             return getattr(obj, attribute)
         return plain(obj, attribute)
 
