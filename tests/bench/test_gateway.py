@@ -30,6 +30,8 @@ TINY = GatewaySizes(
     some_callers=2,
     trajectories_a_caller=1,
     throughput_rounds=1,
+    many_turns=3,
+    chat_rounds=1,
     lone_trajectories=1,
     lone_rounds=1,
     short_words=20,
@@ -59,6 +61,12 @@ TINY = GatewaySizes(
 
 KEYS = {
     "passthrough": {"vs_passthrough", "added_p50_ms_vs_passthrough", "req_s", "cpu_ms"},
+    "chat": {
+        "chat_vs_passthrough",
+        "chat20_vs_passthrough",
+        "trajectory_vs_passthrough",
+        "trajectory20_vs_passthrough",
+    },
     "dialects": {"responses_vs_chat", "messages_vs_chat"},
     "history": {"history_flat", "bridge_vs_full"},
     "ray": {"ray_vs_embedded"},

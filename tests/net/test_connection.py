@@ -81,6 +81,49 @@ def rest(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+class LateBody:
+    """Sends a head that tells a length, and the body once `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await asyncio.get_running_loop().run_in_executor(None, self.go.wait, PATIENCE_S)
+        await send({"type": "http.response.body", "body": b"la", "more_body": True})
+        await send({"type": "http.response.body", "body": b"te"})
+
+
+def test_a_head_does_not_wait_for_a_body_that_comes_late() -> None:
+    app = LateBody()
+    with serving(app, lifespan=False) as address, connected(address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += connection.recv(1 << 16)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        app.go.set()
+        assert (head + rest(connection)).endswith(b"\r\n\r\nlate")
+
+
+class Sizes:
+    """Answers with as many bytes as the path says."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b"x" * int(scope["path"][1:])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+
+
+def test_answers_of_any_size_come_whole_on_one_connection() -> None:
+    most = connection.JOINED_BODY_BYTES
+    with serving(Sizes(), lifespan=False) as address, httpx.Client(trust_env=False) as client:
+        for size in (0, 1, 1000, most, most + 1, 3 * most):
+            assert client.get(f"{address}/{size}").content == b"x" * size
+            assert client.head(f"{address}/{size}").headers["content-length"] == str(size)
+
+
 def test_a_head_that_never_ends_is_refused_once_it_is_too_long(address: str) -> None:
     with connected(address) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nx-long: ")

@@ -45,7 +45,7 @@ class StepExtra(msgspec.Struct, omit_defaults=True):
     note: str | None = None
 
 
-class StepExtraPeek(msgspec.Struct):
+class StepExtraPeek(msgspec.Struct, frozen=True):
     """The fields of `StepExtra` that are looked at whenever a step comes in; the others are passed over."""
 
     call_id: str | None = None
@@ -76,7 +76,15 @@ class StepHead(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     def peek(self) -> StepExtraPeek:
         """What every incoming step is asked for, without decoding the rest; `FrameError` where it cannot be decoded."""
-        return decoded(_peek_decoder, self.extra, "a step's extra") if self.extra else StepExtraPeek()
+        global _peeked
+        extra = self.extra
+        if not extra:
+            return StepExtraPeek()
+        last, found = _peeked
+        if last is not extra:
+            found = decoded(_peek_decoder, extra, "a step's extra")
+            _peeked = extra, found
+        return found
 
 
 class BlockHeader(msgspec.Struct, array_like=True):
@@ -106,6 +114,8 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
 _encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: to_plain(value))
 _extra_decoder = msgspec.msgpack.Decoder(StepExtra, ext_hook=no_extension)
 _peek_decoder = msgspec.msgpack.Decoder(StepExtraPeek, ext_hook=no_extension)
+#: The extra that was looked into last, and what it held: a submit asks the same step several times in a row.
+_peeked: tuple[bytes, StepExtraPeek] = b"", StepExtraPeek()
 
 
 def to_plain(value: Any) -> Any:

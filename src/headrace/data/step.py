@@ -28,6 +28,9 @@ MAX_METADATA_DEPTH = 100
 REWARD_SOURCE, REWARD_INFO = "reward_source", "reward_extra_info"
 
 _force = msgspec.structs.force_setattr
+_INTEGERS = (int, np.integer)
+_CONTAINERS = (dict, list, tuple)
+_ONLY_STRINGS = {str}
 
 
 class Step(msgspec.Struct, kw_only=True, frozen=True, eq=False, gc=False):
@@ -90,16 +93,18 @@ class Step(msgspec.Struct, kw_only=True, frozen=True, eq=False, gc=False):
             _force(self, "policy_version", check_count(self.policy_version, "policy_version", most=INT32_MAX))
         if self.created_at is not None:
             _force(self, "created_at", check_finite(self.created_at, "created_at"))
-        check_bool(self.is_last, "is_last")
+        if type(self.is_last) is not bool:
+            check_bool(self.is_last, "is_last")
         check_dict(self.metadata, "metadata")
         self._check_rare()
 
     def _check_rare(self) -> None:
         """What most steps leave at its default."""
-        check_bool(self.trainable, "trainable")
-        if self.finish_reason is not None:
+        if type(self.trainable) is not bool:
+            check_bool(self.trainable, "trainable")
+        if self.finish_reason is not None and type(self.finish_reason) is not str:
             check_text(self.finish_reason, "finish_reason")
-        if self.call_id is not None:
+        if self.call_id is not None and type(self.call_id) is not str:
             check_text(self.call_id, "call_id")
         if self.quarantined is not None:
             check_text(self.quarantined, "quarantined")
@@ -206,7 +211,7 @@ def check_finite(value: Any, field: str) -> float:
 
 def check_count(value: Any, field: str, least: int = 0, most: int = 2**53) -> int:
     """`value` as an int, if it is an integer in `least..most`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    if isinstance(value, bool) or not isinstance(value, _INTEGERS) or value < least:
         raise InvalidInput(f"{field} must be an integer of at least {least}, not {shown(value)}")
     if value > most:
         raise InvalidInput(f"{field} must be an integer of at most {most}, not {shown(value)}")
@@ -237,7 +242,9 @@ def check_text(value: Any, field: str) -> None:
 
 def check_dict(value: Any, field: str) -> None:
     """Refuses what is no dict with string keys, or nests too deep."""
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    if not isinstance(value, dict) or not (
+        _ONLY_STRINGS.issuperset(map(type, value)) or all(isinstance(key, str) for key in value)
+    ):
         raise InvalidInput(f"{field} must be a dict with string keys, not {shown(value)}")
     check_depth(value, field)
 
@@ -250,7 +257,7 @@ def check_depth(value: Any, field: str) -> None:
             child
             for parent in level
             for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list | tuple)
+            if isinstance(child, _CONTAINERS)
         ]
         if not level:
             return

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +29,9 @@ from headrace.gateway.tenants import Tenant
 from headrace.gateway.usage import UsageTable
 from headrace.net.server import presented_key
 from headrace.pool.errors import Unauthorized
+
+#: Room that nobody counts.
+UNBOUNDED: AbstractContextManager[None] = nullcontext()
 
 
 class Role(IntEnum):
@@ -67,14 +70,9 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
         """The largest request of the caller's tenant; None where only the gateway's bound holds."""
         return self.tenant.spec.max_body_mb if self.tenant is not None else None
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Room for one more of the caller's requests; 429 where its tenant has used up its own."""
-        if self.tenant is None:
-            yield
-            return
-        with self.tenant.admitted():
-            yield
+    def admitted(self) -> AbstractContextManager[None]:
+        """Room for one more of the caller's requests, while it is entered; 429 where its tenant has used up its own."""
+        return UNBOUNDED if self.tenant is None else self.tenant.admitted()
 
     def used(self, consumed: int, sampled: int) -> None:
         """Charges the caller's tenant for a call's tokens."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-import uuid
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Protocol
 
@@ -23,20 +23,29 @@ from headrace.gateway.access import Caller
 from headrace.gateway.admission import AdmittedCall
 from headrace.gateway.dialects import AnswerEvents, CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal, too_deep
+from headrace.gateway.executor import CallExecutor
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import ClientGone, DisconnectWatch, ResponseWriter, json_response, retry_header
+from headrace.gateway.http import (
+    BegunCoroutine,
+    ClientGone,
+    DisconnectWatch,
+    ResponseWriter,
+    json_response,
+    retry_header,
+)
 from headrace.gateway.request import CallRequest
 from headrace.gateway.retries import ExpectedRetries, RetryMark, RunningCall
 from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
 from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.net.connection import delivered, hang_up
+from headrace.net.server import header
 
 log = logging.getLogger("headrace.gateway")
 
 CALL_HEADER, VERSION_HEADER = "x-headrace-call", "x-headrace-policy-version"
 #: `off`: this call is answered, and makes no step.
-RECORD_HEADER = "x-headrace-record"
+RECORD_HEADER = b"x-headrace-record"
 #: What the agent misses in this answer although it asked for it.
 WARNING_HEADER = "x-headrace-warning"
 
@@ -119,7 +128,7 @@ class Call:
         self._request = request
         self._caller = caller
         self._target = target
-        self._call_id = uuid.uuid4().hex
+        self._call_id = os.urandom(16).hex()
         self._began = time.monotonic()
         self._mark = RetryMark.of(request)
         self._events: AnswerEvents | None = None  # once the answer is to be a stream
@@ -160,17 +169,25 @@ class Call:
         """Where an answer that is recorded did not reach its client, its retry gets it."""
         if self._answered is None:
             return
-        try:
-            async with asyncio.timeout(self._gateway.settings.idle_s) as limit:
-                with self._gateway.admission.stall(limit):
-                    arrived = answered and await delivered(scope)
-        except TimeoutError:
-            await hang_up(scope)
-            arrived = False
-        if not arrived:
+        if not (answered and await self._arrived(scope)):
             expected, digest, call_id = self._answered
             expected.add(digest, self._mark.count, call_id)
             self._target.undelivered()
+
+    async def _arrived(self, scope: Scope) -> bool:
+        """Whether the client has the whole answer; it may take `idle_s` to read it."""
+        telling = delivered(scope)
+        try:
+            waits_for = telling.send(None)
+        except StopIteration as done:  # the system took it at once, as it does while the client reads
+            return bool(done.value)
+        try:
+            async with asyncio.timeout(self._gateway.settings.idle_s) as limit:
+                with self._gateway.admission.stall(limit):
+                    return await BegunCoroutine(telling, waits_for)
+        except TimeoutError:
+            await hang_up(scope)
+            return False
 
     async def _refuse(self, error: HeadraceError) -> int:
         """Sends an error, as far as the answer has not begun; its status."""
@@ -200,7 +217,8 @@ class Call:
         gateway = self._gateway
         request, digest = await gateway.reader.read(body, self._dialect.read, self._mark.digest)
         model = gateway.models.resolve(request.model)
-        model.calls.planner.apply_thinking(request)  # raises while the tokenizer loads
+        executor = model.calls  # raises while the tokenizer loads
+        executor.planner.apply_thinking(request)
         if request.allow_tool_calls:
             self._warning = model.tools_offered()
         recorded = _is_recorded(self._request)
@@ -209,7 +227,7 @@ class Call:
                 session = await self._target.session(request, model, digest, recorded=recorded)
                 self._call_id = self._target.call_id(self._call_id)
                 with gateway.sessions.using(session):
-                    await self._answer_in(session, model, request, digest, recorded=recorded)
+                    await self._answer_in(session, model, executor, request, digest, recorded=recorded)
         finally:
             await self._target.close()
 
@@ -221,14 +239,21 @@ class Call:
         return named_calls.alone(tenant.name if tenant is not None else "", self._request.scope["path"], digest)
 
     async def _answer_in(
-        self, session: Session, model: ServedModel, request: CallRequest, digest: str, *, recorded: bool
+        self,
+        session: Session,
+        model: ServedModel,
+        executor: CallExecutor,
+        request: CallRequest,
+        digest: str,
+        *,
+        recorded: bool,
     ) -> None:
         """Answers a call of a session: with what its first try was answered, or with what is sampled now."""
-        gateway, planner, context = self._gateway, model.calls.planner, model.upstream.max_model_len
+        gateway, planner, context = self._gateway, executor.planner, model.upstream.max_model_len
         if not recorded:
             turns = await planner.turns(session, request, self._call_id, digest, context)
             gateway.counters.add("unrecorded", "asked_for")
-            await self._sample(session, model, turns)
+            await self._sample(session, model, executor, turns)
             return
         if self._mark.repeats:
             again = await replay.earlier_answer(planner, gateway.sessions, session, request, self._mark, digest)
@@ -240,23 +265,23 @@ class Call:
         with session.retries.under_way(digest, self._mark.count) as running:
             self._recording = session, running
             turns = await planner.turns(session, request, self._call_id, digest, context)
-            await self._sample(session, model, turns)
+            await self._sample(session, model, executor, turns)
 
-    async def _sample(self, session: Session, model: ServedModel, turns: list[Turn]) -> None:
+    async def _sample(self, session: Session, model: ServedModel, executor: CallExecutor, turns: list[Turn]) -> None:
         """Samples, records and answers, in one piece or as a stream."""
         if turns[0].request.stream:
-            await self._stream(model, turns, self._gateway.flush_times.seconds(session.channel))
+            await self._stream(model, executor, turns, self._gateway.flush_times.seconds(session.channel))
             return
-        await model.calls.sample(turns)
-        await self._record(model, turns)
-        await self._writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
+        await executor.sample(turns)
+        await self._record(executor, turns)
+        await self._writer.whole_json(self._dialect.whole(turns), self._headers(turns))
 
-    async def _stream(self, model: ServedModel, turns: list[Turn], flush_s: float) -> None:
+    async def _stream(self, model: ServedModel, executor: CallExecutor, turns: list[Turn], flush_s: float) -> None:
         writer = self._writer
         events = self._events = self._dialect.events(turns)
         writer.expect(self._headers(turns, model.upstream.version))
         opened = False
-        async with aclosing(model.calls.stream(turns, flush_s)) as pieces:
+        async with aclosing(executor.stream(turns, flush_s)) as pieces:
             async for new in pieces:
                 data = b"" if opened else events.opening()
                 opened = True
@@ -264,16 +289,16 @@ class Call:
                     data += events.delta(turn, choice, delta, piece)
                 self._held.answer(len(data))
                 await writer.event(data)
-        await self._record(model, turns)
+        await self._record(executor, turns)
         await writer.last(events.closing())
 
-    async def _record(self, model: ServedModel, turns: list[Turn]) -> None:
+    async def _record(self, executor: CallExecutor, turns: list[Turn]) -> None:
         """Hands the steps over, whoever still listens; from here on the answer is there for whoever asks again."""
         self._watch.settle()
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
         if self._recording is not None:
             session, running = self._recording
-            await model.calls.record(session, turns)
+            await executor.record(session, turns)
             session.retries.answered(running, turns)
             self._answered = session.retries.expected, running.digest, self._call_id
             self._target.answered(turns)
@@ -348,7 +373,9 @@ def _call_of(turns: list[Turn]) -> str:
 
 def _is_recorded(request: Request) -> bool:
     """Whether a call is to make steps: all do, but those whose agent asks for none."""
-    said = request.headers.get(RECORD_HEADER, "on")
+    said = header(request, RECORD_HEADER)
+    if said is None:
+        return True
     if said not in ("on", "off"):
-        raise Refusal(f"{RECORD_HEADER} is {said!r}; it must be on or off", 400, code="invalid_header")
+        raise Refusal(f"{RECORD_HEADER.decode()} is {said!r}; it must be on or off", 400, code="invalid_header")
     return said == "on"

@@ -173,6 +173,7 @@ class CallExecutor:
             response=response,
             log_probs=log_probs,
             parent=turn.plan.parent,
+            parent_ids=turn.plan.parent_ids,
             consumed=choice.consumed,
             text=choice.text,
             stop=turn.request.stop,

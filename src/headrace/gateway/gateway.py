@@ -24,6 +24,7 @@ from headrace.gateway.counters import PREFIX, GatewayCounters
 from headrace.gateway.errors import Refusal
 from headrace.gateway.executor import CallExecutor
 from headrace.gateway.flushing import FlushTimes
+from headrace.gateway.http import within
 from headrace.gateway.models import Models
 from headrace.gateway.named_calls import NamedCalls
 from headrace.gateway.outbox import RETRY_INTERVAL_S
@@ -227,11 +228,11 @@ class Gateway:
         own = caller.max_body_mb if caller is not None else None
         most = min(own, self.settings.max_body_mb) if own is not None else self.settings.max_body_mb
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                if held is not None:
-                    return await read_body(request, int(most * 1e6), held.body)
-                with self.admission.request() as reading:
-                    return await read_body(request, int(most * 1e6), reading.body, free=SMALL_BODY_BYTES)
+            if held is not None:
+                return await within(BODY_TIMEOUT_S, read_body(request, int(most * 1e6), held.body))
+            with self.admission.request() as reading:
+                body = read_body(request, int(most * 1e6), reading.body, free=SMALL_BODY_BYTES)
+                return await within(BODY_TIMEOUT_S, body)
         except BodyTooLarge:
             raise Refusal(f"the body is larger than {most:g} MB (--max-body-mb)", 413, code=TOO_LARGE) from None
         except TimeoutError:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import TracebackType
-from typing import Any, TypeVar
+from types import CoroutineType, TracebackType
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -33,6 +33,7 @@ T = TypeVar("T")
 BASE_PATH = "/{trajectory_uid}/{prompt_uid}"
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+JSON_TYPE = (b"content-type", b"application/json")
 EVENT_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 #: Seconds after which a call begins to watch its connection: the task that does costs more than quick answers do.
@@ -155,14 +156,14 @@ class DisconnectWatch:
             raise ClientGone from None
 
 
-class _Begun:
+class BegunCoroutine(Generic[T]):
     """The rest of a coroutine that ran until it had to wait."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:
         self._coroutine = coroutine
         self._waits_for = waits_for
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, T]:
         coroutine, waits_for = self._coroutine, self._waits_for
         resume: Callable[[], Any]
         while True:
@@ -177,8 +178,20 @@ class _Begun:
                 resume = partial(coroutine.send, value)
             try:
                 waits_for = resume()
-            except StopIteration:
-                return
+            except StopIteration as done:
+                found: T = done.value
+                return found
+
+
+async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Awaits a coroutine; `TimeoutError` after so many seconds. One that need not wait needs no clock."""
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+    async with asyncio.timeout(seconds):
+        return await BegunCoroutine(coroutine, waits_for)
 
 
 class ResponseWriter:
@@ -212,6 +225,15 @@ class ResponseWriter:
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )
         await self._send({"type": "http.response.body", "body": response.body})
+
+    async def whole_json(self, value: Any, headers: Mapping[str, str]) -> None:
+        """Sends a value as JSON in one piece, with status 200."""
+        body = to_json(value)
+        raw = [(name.encode("latin-1"), told.encode("latin-1")) for name, told in headers.items()]
+        raw += [(b"content-length", b"%d" % len(body)), JSON_TYPE]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._send({"type": "http.response.body", "body": body})
 
     async def relay(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         """Begins a response of another server, whose body `pass_on` sends as it comes."""
@@ -255,12 +277,12 @@ class ResponseWriter:
 
     async def _send(self, message: Message) -> None:
         sending = self._send_message(message)
-        if isinstance(sending, Coroutine):
+        if type(sending) is CoroutineType or isinstance(sending, Coroutine):
             try:
                 waits_for = sending.send(None)
             except StopIteration:
                 return  # the system took it at once, as it does while the client reads: no clock is needed
-            sending = _Begun(sending, waits_for)
+            sending = BegunCoroutine(sending, waits_for)
         try:
             async with asyncio.timeout(self._write_timeout_s) as limit:
                 with self._stall(limit):

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import msgspec
 from starlette.requests import Request
 
 from headrace.gateway.turn import Turn, digest_of
+from headrace.net.server import header
 
 #: How often an SDK tried before; OpenAI's and Anthropic's send it with every call.
-RETRY_HEADER = "x-stainless-retry-count"
+RETRY_HEADER = b"x-stainless-retry-count"
 #: What a client calls one call, however often it has to make it.
-KEY_HEADER = "idempotency-key"
+KEY_HEADER = b"idempotency-key"
 #: Decimal digits of a count that is taken for one.
 MAX_COUNT_DIGITS = 9
 #: Digests of a trajectory's calls that are remembered for those who come again, the newest.
@@ -43,9 +43,9 @@ class RetryMark(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, request: Request) -> RetryMark:
         """What the headers of a request say."""
-        said = request.headers.get(RETRY_HEADER, "")
+        said = header(request, RETRY_HEADER) or ""
         count = int(said) if said.isdecimal() and len(said) <= MAX_COUNT_DIGITS else 0
-        return cls(request.headers.get(KEY_HEADER) or None, count)
+        return cls(header(request, KEY_HEADER) or None, count)
 
     @property
     def repeats(self) -> bool:
@@ -91,12 +91,25 @@ class ExpectedRetries:
 
 
 class RunningCall:
-    """A call under way. `answer` is set once its steps are handed over, and cancelled where it fails."""
+    """A call under way, while it is entered. `answer` is set once its steps are handed over, and cancelled where it
+    fails."""
 
-    def __init__(self, digest: str, count: int) -> None:
+    __slots__ = ("_retries", "answer", "count", "digest")
+
+    def __init__(self, digest: str, count: int, retries: Retries) -> None:
         self.digest = digest
         self.count = count
         self.answer: asyncio.Future[list[Turn]] = asyncio.get_running_loop().create_future()
+        self._retries = retries
+
+    def __enter__(self) -> RunningCall:
+        self._retries.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._retries.end(self)
 
 
 class Retries:
@@ -115,20 +128,24 @@ class Retries:
         """How many calls with that digest are under way, or were answered."""
         return len(self.running(digest)) + self._answered.get(digest, 0)
 
-    @contextmanager
-    def under_way(self, digest: str, count: int) -> Iterator[RunningCall]:
-        """A new call, while it lasts. Where it ends without an answer, another try is expected."""
-        call = RunningCall(digest, count)
-        self._running.setdefault(digest, []).append(call)
-        try:
-            yield call
-        finally:
-            self._running[digest].remove(call)
-            if not self._running[digest]:
-                del self._running[digest]
-            if not call.answer.done():
-                call.answer.cancel()
-                self.expected.add(digest, count)
+    def under_way(self, digest: str, count: int) -> RunningCall:
+        """A new call, which is under way while it is entered. Where it ends without an answer, another try is
+        expected."""
+        return RunningCall(digest, count, self)
+
+    def begin(self, call: RunningCall) -> None:
+        """A call is under way."""
+        self._running.setdefault(call.digest, []).append(call)
+
+    def end(self, call: RunningCall) -> None:
+        """It is not any more."""
+        running = self._running[call.digest]
+        running.remove(call)
+        if not running:
+            del self._running[call.digest]
+        if not call.answer.done():
+            call.answer.cancel()
+            self.expected.add(call.digest, call.count)
 
     def answered(self, call: RunningCall, turns: list[Turn]) -> None:
         """Its steps are handed over: whoever waits for it may have them."""

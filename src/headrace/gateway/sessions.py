@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -210,6 +210,23 @@ class Session:
         return best
 
 
+class SessionUse:
+    """A call that runs in a session, while it is entered."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._session.busy += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.busy -= 1
+
+
 class Sessions:
     """A cache over the pool's running trajectories. `open_unknown`: a call for an unknown one begins it."""
 
@@ -321,14 +338,9 @@ class Sessions:
         if session is not None:
             self._tokens -= session.tokens
 
-    @contextmanager
-    def using(self, session: Session) -> Iterator[None]:
-        """While a call runs, its session is not forgotten."""
-        session.busy += 1
-        try:
-            yield
-        finally:
-            session.busy -= 1
+    def using(self, session: Session) -> SessionUse:
+        """While it is entered, its session is not forgotten."""
+        return SessionUse(session)
 
     def grown(self, session: Session, tokens: int) -> None:
         """A call added so many tokens to what its session holds."""

@@ -254,12 +254,12 @@ def tool_call_ids(call_id: str, choice: int) -> Callable[[int], str]:
 
 def completion_tokens(turns: list[Turn]) -> int:
     """The tokens that were sampled for a call."""
-    return sum(len(choice.ids) for turn in turns for choice in turn.choices)
+    return sum([len(choice.ids) for turn in turns for choice in turn.choices])
 
 
 def prompt_tokens(turns: list[Turn]) -> int:
     """The tokens of a call's prompts."""
-    return sum(len(turn.plan.ids) for turn in turns)
+    return sum([len(turn.plan.ids) for turn in turns])
 
 
 def usage(turns: list[Turn]) -> dict[str, Any]:

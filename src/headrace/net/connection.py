@@ -21,6 +21,8 @@ HEAD_S = 30.0
 BODY_S = 60.0
 #: Seconds that a client may take to read what was written; a server's own bound, where it has one, should be shorter.
 WRITE_S = 900.0
+#: Bytes of a body that are copied behind its head; more is written by itself.
+JOINED_BODY_BYTES = 1 << 16
 #: What a client hears for which there is no connection left.
 BUSY = b"every connection of this server is in use"
 
@@ -76,6 +78,55 @@ class UntilClosed(RequestResponseCycle):
         elif self._unbounded and not self.response_complete:
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
+
+
+class _HeldHead:
+    """Stands for a transport while an answer's head is made."""
+
+    __slots__ = ("data",)
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+class JoinedAnswer(RequestResponseCycle):
+    """An answer whose head is written together with its body, where that follows at once: a write is a system call that
+    wakes the client, and costs as much as anything else about a short answer. A body that does not follow before the
+    event loop's next turn finds its head written."""
+
+    _head = b""  # what is held back
+
+    async def send(self, message: Any) -> None:
+        if self._head:
+            body = message.get("body", b"")
+            if len(body) <= JOINED_BODY_BYTES:
+                message = {**message, "body": self._head + body}
+                self.expected_content_length += len(self._head)
+                self._head = b""
+            else:
+                self._write_head()
+        elif not self.response_started and not self.flow.write_paused and self.scope["method"] != "HEAD":
+            transport, held = self.transport, _HeldHead()
+            self.transport = held  # type: ignore[assignment]  # nothing waits meanwhile
+            try:
+                await super().send(message)
+            finally:
+                self.transport = transport
+            if self.chunked_encoding is False and self.expected_content_length:
+                self._head = held.data
+                asyncio.get_running_loop().call_soon(self._write_head)
+            elif held.data:
+                transport.write(held.data)
+            return
+        await super().send(message)
+
+    def _write_head(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self.transport.is_closing():
+            self.transport.write(head)
 
 
 class Connection(HttpToolsProtocol):
@@ -144,6 +195,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UntilClosed  # its task is made by now, and has not begun
+        else:
+            self.cycle.__class__ = JoinedAnswer
         self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, self.cycle)}
 
     def on_message_complete(self) -> None:

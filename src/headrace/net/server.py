@@ -24,6 +24,8 @@ from headrace.net.connection import Connection
 
 #: The GETs that change something, since they do on Atropos' wire.
 CHANGED_BY_GET = ("/batch", "/reset_data")
+#: The headers that tell where a request comes from.
+TELLING_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"})
 #: Seconds that calls under way may take to end once a server is told to stop.
 GRACE_S = 5
 #: Digits of a `Content-Length` that are read as a number: none that any limit allows has more.
@@ -144,7 +146,7 @@ class LocalOnly:
 
 def _foreign(scope: Scope, origins: Collection[str]) -> str | None:
     """Why a request does not come from this machine's own programs; None where nothing speaks against it."""
-    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in TELLING_HEADERS}
     host, origin = headers.get(b"host", ""), headers.get(b"origin", "")
     if host and not _names_this_machine(f"//{host}"):
         return f"the request names {host[:200]!r} as its host"
@@ -194,6 +196,15 @@ def presented_key(request: Request) -> bytes:
     return request.headers.get("x-api-key", "").encode()
 
 
+def header(request: Request, name: bytes) -> str | None:
+    """The first header of a name, which is in lower case; None where there is none."""
+    for key, value in request.scope["headers"]:
+        if key == name:
+            found: str = value.decode("latin-1")
+            return found
+    return None
+
+
 class BodyTooLarge(Exception):
     """A request's body is larger than its route takes."""
 
@@ -203,7 +214,7 @@ async def read_body(
 ) -> bytes:
     """The body, refused as soon as it is known to be too large. `expect` is told how many bytes there has to be room
     for, before they are kept, and may raise; a body of up to `free` bytes needs none."""
-    told = request.headers.get("content-length", "")
+    told = header(request, b"content-length") or ""
     length = 0
     if told.isdecimal():
         if len(told) > MAX_LENGTH_DIGITS or int(told) > limit:

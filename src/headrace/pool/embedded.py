@@ -168,7 +168,8 @@ class DataPool(JournaledState, BlockingPool):
                 try:
                     made = then(answer) if then is not None else answer  # while the disk is busy
                 finally:
-                    await self._wait_until_safe(operation, answer, safe)
+                    if safe is not None:
+                        await self._wait_until_safe(operation, answer, safe)
                 if self._must_erase(operation):
                     await loop.run_in_executor(None, self._erase)
                 self._compact_when_due()
@@ -307,12 +308,11 @@ class DataPool(JournaledState, BlockingPool):
             if not waiters:
                 self._waiters.pop(operation.channel, None)  # names that nobody waits for would add up
 
-    def _made_safe(self, loop: asyncio.AbstractEventLoop, serial: int) -> asyncio.Future[None]:
-        """Done once the commit is as safe as promised; a thread of the pool's own waits for the disk."""
+    def _made_safe(self, loop: asyncio.AbstractEventLoop, serial: int) -> asyncio.Future[None] | None:
+        """Done once the commit is as safe as promised, None where it is; a thread of the pool's own waits for the
+        disk."""
         if self._journal is None or self._journal.durable(serial):
-            done: asyncio.Future[None] = loop.create_future()
-            done.set_result(None)
-            return done
+            return None
         if self._syncer is None:
             self._syncer = ThreadPoolExecutor(1, "headrace-sync")
         # A sync that has not begun is for all that is written by then: who comes meanwhile shares it.
@@ -385,7 +385,7 @@ def _until(operation: Operation[Any]) -> float | None:
     timeout = getattr(operation, "timeout", None)
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise InvalidInput(
             f"timeout must be a number of seconds of at least 0, or None to wait for ever, not {shown(timeout)}"
         )

@@ -44,27 +44,28 @@ def check_step(
     response: IntArray,
     log_probs: FloatArray | Sequence[float] | None,
     parent: Node | None = None,
+    parent_ids: IntArray | None = None,
     consumed: IntArray | None = None,
     text: str | None = None,
     stop: Sequence[str] = (),
     stop_ids: frozenset[int] = frozenset(),
 ) -> Quarantine | None:
     """Why a step must not be trained on, or None. `consumed` are the prompt's ids as the server told them, `text` its
-    raw answer; either may be unknown."""
+    raw answer; either may be unknown. `parent_ids` are the parent's, where they are put together already."""
     if not len(prompt) or not len(response):
         return Quarantine.NO_TOKENS
     if log_probs is None or len(log_probs) != len(response):
         return Quarantine.LOG_PROB_COUNT
     values = np.asarray(log_probs)
-    if not (values.max() <= LOG_PROB_ROUNDING and values.min() > -np.inf):  # so that NaN fails too
+    if not (np.maximum.reduce(values) <= LOG_PROB_ROUNDING and np.minimum.reduce(values) > -np.inf):  # NaN fails too
         return Quarantine.LOG_PROB_VALUE
-    if int(response.min()) < 0 or int(response.max()) >= vocabulary.size:
+    if np.minimum.reduce(response) < 0 or np.maximum.reduce(response) >= vocabulary.size:
         return Quarantine.UNKNOWN_TOKEN
-    if consumed is not None and not np.array_equal(consumed, prompt):
+    if consumed is not None and consumed is not prompt and not np.array_equal(consumed, prompt):
         return Quarantine.PROMPT_CHANGED
     if parent is not None:
-        before = parent.whole()
-        if len(prompt) <= len(before) or not np.array_equal(prompt[: len(before)], before):
+        before = parent.whole() if parent_ids is None else parent_ids
+        if len(prompt) <= len(before) or not np.logical_and.reduce(prompt[: len(before)] == before):
             return Quarantine.PARENT_NOT_EXTENDED
     if text is not None and not same_text(vocabulary, response.tolist(), text, stop, stop_ids, prompt):
         return Quarantine.TEXT_DIFFERS

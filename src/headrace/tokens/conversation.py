@@ -69,20 +69,34 @@ class DigestChain:
         self._messages = messages
         self._hash = hasher = blake2b(digest_size=DIGEST_BYTES)
         self._calls: tuple[ToolCall, ...] = ()
+        self._answered = 0  # how many messages there are up to the last answer
+        self._unanswered: list[bytes] = []  # those after it, as they are digested
+        self._written: tuple[Message, bytes] | None = None  # an answer that was asked for, as it is digested
         for n, message in enumerate(messages, 1):
             if message.tool_calls and not answer_text(message.content):
                 self.named[n] = self.naming(message)
-            hasher.update(with_length(canonical_bytes(message, self._calls, self.schemas)))
+            content = canonical_bytes(message, self._calls, self.schemas)
+            written = len(content).to_bytes(8, "little") + content  # as with_length
+            hasher.update(written)
             if message.role == "assistant":
                 self.keys[n] = hasher.copy().digest()
                 self._calls = message.tool_calls
+                self._answered, self._unanswered = n, []
+            elif self._answered:
+                self._unanswered.append(written)
         self.whole = self.keys[len(messages)] = hasher.digest()
 
     def extended(self, answer: Message) -> bytes:
         """The key of the conversation with an answer to it."""
         hasher = self._hash.copy()
-        hasher.update(with_length(canonical_bytes(answer, self._calls, self.schemas)))
+        hasher.update(self._write(answer))
         return hasher.digest()
+
+    def _write(self, answer: Message) -> bytes:
+        """An answer to the conversation, as it is digested."""
+        if self._written is None or self._written[0] is not answer:
+            self._written = answer, with_length(canonical_bytes(answer, self._calls, self.schemas))
+        return self._written[1]
 
     def naming(self, answer: Message) -> bytes:
         """What `named` will hold of the conversation with this answer, once only its calls are left of it; empty where
@@ -105,6 +119,8 @@ class DigestChain:
 
         It is chained from answer to answer, so that `before`, the body of the first `start` messages, saves their cost.
         """
+        if answer is not None and start and start == self._answered and end == len(self._messages):
+            return _digest(before, b"".join([*self._unanswered, self._write(answer)]))
         calls = self._messages[start - 1].tool_calls if start else ()
         messages = self._messages[start:end]
         if not start:
@@ -127,8 +143,9 @@ def canonical_bytes(message: Message, calls: Sequence[ToolCall], schemas: Schema
     """The bytes that two messages share if and only if they count as the same. `calls` are those of the last answer."""
     if message.role == "assistant":
         text = answer_text(message.content)
-        made = [[call.name, _compared_arguments(call, schemas)] for call in message.tool_calls]
-        said = f"assistant:{len(text)}:{text}" + (_json(made) if made else "")
+        said = f"assistant:{len(text)}:{text}"
+        if message.tool_calls:
+            said += _json([[call.name, _compared_arguments(call, schemas)] for call in message.tool_calls])
     elif message.role == "tool":
         said = f"tool:{which_call(message.tool_call_id, calls)!r}:{message.content}"
     else:
@@ -161,7 +178,7 @@ def _compared_arguments(call: ToolCall, schemas: Schemas) -> Any:
 
 def answer_text(content: str) -> str:
     """An answer's text without what SDKs add or lose: surrounding white space, reasoning folded into it."""
-    return _LEADING_THOUGHT.sub("", content, count=1).strip()
+    return (_LEADING_THOUGHT.sub("", content, count=1) if "<think>" in content else content).strip()
 
 
 def which_call(call_id: str | None, calls: Sequence[ToolCall]) -> int | str | None:

@@ -298,7 +298,7 @@ HistoryMode = Literal["bridge", "template"]
 
 class PromptPlan(msgspec.Struct, frozen=True, eq=False):
     """A prompt's ids, the node that it continues, and why. `bridged`: nothing old was rendered again. `images` are
-    all of the prompt's, and where in the ids they stand."""
+    all of the prompt's, and where in the ids they stand. `parent_ids`: the parent's, where they were put together."""
 
     ids: IntArray
     cause: Cause
@@ -306,6 +306,7 @@ class PromptPlan(msgspec.Struct, frozen=True, eq=False):
     kept: int = 0  # how many of the ids are the parent's
     bridged: bool = False
     images: tuple[PlacedImage, ...] = ()
+    parent_ids: IntArray | None = None
 
 
 def plan_prompt(
@@ -356,7 +357,7 @@ def _bridge(renderer: Renderer, conversation: Conversation, match: Match, node: 
         return None
     before = node.whole()
     ids = np.concatenate([before, _unfolded(renderer, ext, match.new)])
-    return PromptPlan(ids, Cause.EXTENDED, node, len(before), True)
+    return PromptPlan(ids, Cause.EXTENDED, node, len(before), True, parent_ids=before)
 
 
 def _render(renderer: Renderer, conversation: Conversation) -> IntArray:

@@ -20,6 +20,8 @@ ROLE_ALIASES = {"developer": "system", "function": "tool", "ipython": "tool"}
 #: The roles whose messages may hold images, and the types of parts that are one.
 IMAGE_ROLES = ("user", "tool")
 IMAGE_PARTS = ("image_url", "input_image")
+#: The roles of which a text alone is a whole message.
+PLAIN_ROLES = ("user", "assistant", "system")
 
 
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, eq=False):
@@ -95,7 +97,19 @@ def read_messages(raw: Any) -> tuple[Message, ...]:
     """Messages from the OpenAI-like dicts of a request; raises `InvalidInput`, naming the place of what is wrong."""
     if not isinstance(raw, list | tuple) or not raw:
         raise InvalidInput(f"messages must be a list of at least one message, not {shown(raw)}")
-    return tuple(item if type(item) is Message else read_message(item, f"messages[{i}]") for i, item in enumerate(raw))
+    found: list[Message] = []
+    for i, item in enumerate(raw):
+        found.append(_plain_message(item) or (item if type(item) is Message else read_message(item, f"messages[{i}]")))
+    return tuple(found)
+
+
+def _plain_message(raw: Any) -> Message | None:
+    """A message that has nothing but a role and a text, as most have; None where `read_message` must look."""
+    if type(raw) is dict and len(raw) == 2:
+        role, content = raw.get("role"), raw.get("content")
+        if type(content) is str and role in PLAIN_ROLES:
+            return Message(role, content)
+    return None
 
 
 def read_message(raw: Any, at: str = "message") -> Message:

@@ -17,6 +17,7 @@ from headrace.tokens.messages import Message, ToolCall
 ANSWER_MARK = "headraceanswermark"
 #: The name of the tool that is offered to templates that fail without tools; no tail may hold it.
 STAND_IN_TOOL = "headracestandintool"
+STAND_IN_QUESTION, MARKED_TEXT = Message("user", "question"), Message("assistant", ANSWER_MARK)
 
 
 class TemplateTail(msgspec.Struct, frozen=True):
@@ -35,13 +36,13 @@ class TemplateTail(msgspec.Struct, frozen=True):
 
 def stand_in(calls: Sequence[ToolCall]) -> list[Message]:
     """A short conversation that ends with an answer that is, or whose last call ends with, the mark."""
-    return [Message("user", "question"), marked_answers(calls)[0]]
+    return [STAND_IN_QUESTION, marked_answers(calls)[0]]
 
 
 def marked_answers(calls: Sequence[ToolCall]) -> list[Message]:
     """Answers that are, or whose last call ends with, the mark; behind the first, those for templates that do not write
     it so: with the mark in the first call, where only one is written, and as text, where none is."""
-    text = Message("assistant", ANSWER_MARK)
+    text = MARKED_TEXT
     if not calls:
         return [text]
     marked = [
@@ -126,7 +127,10 @@ def leading_tokens(text: str, added: Sequence[str]) -> list[tuple[int, str]]:
 
 def first_token(text: str, added: Iterable[str]) -> str:
     """The added token that `text` begins with; "" where it begins with none."""
-    return max((token for token in added if token and text.startswith(token)), key=len, default="")
+    tokens = tuple(added)
+    if not text.startswith(tokens):
+        return ""  # nearly always, and some models have a thousand of them
+    return max([token for token in tokens if token and text.startswith(token)], key=len, default="")
 
 
 def last_token(text: str, added: Iterable[str]) -> str:

@@ -70,6 +70,8 @@ class TemplateRenderer(GrammarParsing):
         self._own_ends: dict[tuple[Any, ...], str | None] = {}
         self._compiled = compiled(template)
         self._special = dict(vocabulary.hf.special_tokens_map)
+        self._globals = {} if self._compiled is None else dict(self._compiled.globals)
+        self._known = {**self._globals, **self._special, **self.options}
         eos = str(vocabulary.hf.eos_token or "")
         self.traits = TemplateTraits()
         self.traits = traits if traits is not None else probe(self, eos)
@@ -107,13 +109,15 @@ class TemplateRenderer(GrammarParsing):
         if self._compiled is None:
             options = {"tools": tools, "tokenize": False, "add_generation_prompt": generate, **self.options}
             return hf.apply_chat_template(messages, **options)
-        return self._compiled.render(
-            messages=messages,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=generate,
-            **{**self._special, **self.options},
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generate}
+        template, environment = self._compiled, self._compiled.environment
+        if not given.keys().isdisjoint(self.options):
+            return template.render(**given, **{**self._special, **self.options})  # which says what is wrong
+        # What `render` does, without putting together again what is the same each time.
+        context = environment.context_class(
+            environment, {**self._known, **given}, template.name, template.blocks, globals=self._globals
         )
+        return environment.concat(template.root_render_func(context))
 
     @property
     def thinks(self) -> bool:

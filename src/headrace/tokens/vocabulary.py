@@ -18,6 +18,7 @@ from typing import Any
 from headrace.data.errors import InvalidInput
 from headrace.files import local_model_folder
 from headrace.tokens.decoding import ContinuedText, PromptIds, prompt_tail, space_marker, token_text, whole_characters
+from headrace.tokens.word_cache import WordCache
 
 
 class Vocabulary:
@@ -36,6 +37,12 @@ class Vocabulary:
         self.size = int(backend.get_vocab_size(with_added_tokens=True))
         self.bytewise = type(backend.decoder).__name__ == "ByteLevel"
         self._bytes = _Bytes(self._bytes_of)
+        self._words = WordCache.of(backend)
+
+    @property
+    def remembers_words(self) -> bool:
+        """Whether texts are put together from words that it knows."""
+        return self._words is not None
 
     @cached_property
     def longest(self) -> int | None:
@@ -47,6 +54,10 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, with nothing put around it."""
+        if self._words is not None:
+            known = self._words.encode(text)
+            if known is not None:
+                return known
         # A batch of one: unlike a single text, it lets other threads run meanwhile. `fast` leaves out offsets.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids

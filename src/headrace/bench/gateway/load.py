@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -41,6 +41,9 @@ class GatewaySizes:
     some_callers: int = 16
     trajectories_a_caller: int = 2
     throughput_rounds: int = 15
+
+    many_turns: int = 20
+    chat_rounds: int = 9
 
     lone_trajectories: int = 10
     lone_rounds: int = 15
@@ -80,6 +83,7 @@ FULL = GatewaySizes("full")
 QUICK = GatewaySizes(
     "quick",
     throughput_rounds=5,
+    chat_rounds=4,
     lone_rounds=5,
     history_rounds=5,
     ray_rounds=5,
@@ -195,10 +199,12 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """What a round found: seconds of each call to the model, and of all of them together."""
+    """What a round found: seconds of each call to the model, and of all of them together; and how much a meter rose
+    meanwhile, where one was given."""
 
     latencies: list[float]
     took: float
+    metered: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -229,11 +235,16 @@ class GatewayLoad:
     def run(self, doing: Coroutine[Any, Any, R]) -> R:
         return self._runner.run(doing)
 
-    def round(self, target: LoadTarget, callers: int, trajectories: int) -> RoundTimes:
-        """So many trajectories, spread over so many callers at once."""
-        return self.run(self._round(target, callers, trajectories))
+    def round(
+        self, target: LoadTarget, callers: int, trajectories: int, meter: Callable[[], float] = lambda: 0.0
+    ) -> RoundTimes:
+        """So many trajectories, spread over so many callers at once. `meter` is read when all are connected and when
+        all have ended: connecting asks for /health, for which workers ask each other."""
+        return self.run(self._round(target, callers, trajectories, meter))
 
-    async def _round(self, target: LoadTarget, callers: int, trajectories: int) -> RoundTimes:
+    async def _round(
+        self, target: LoadTarget, callers: int, trajectories: int, meter: Callable[[], float]
+    ) -> RoundTimes:
         latencies: list[float] = []
         waiting = iter(range(trajectories))
 
@@ -247,9 +258,10 @@ class GatewayLoad:
                 await agent.end()
 
         await asyncio.gather(*[self._connect(target) for _ in range(callers)])
+        before = meter()
         start = time.perf_counter()
         await asyncio.gather(*[caller() for _ in range(callers)])
-        return RoundTimes(latencies, time.perf_counter() - start)
+        return RoundTimes(latencies, time.perf_counter() - start, meter() - before)
 
     async def _connect(self, target: LoadTarget) -> None:
         """Opens a connection and leaves it for a caller to use."""

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from headrace.bench.gateway.chat import chat
 from headrace.bench.gateway.dashboard_page import dashboard_page
 from headrace.bench.gateway.live_streams import live_streams
 from headrace.bench.gateway.load import (
@@ -29,6 +30,10 @@ from headrace.bench.timing import in_own_process, in_turn, median
 
 BARS = {
     "vs_passthrough": Bar("req/s of 64 callers, four turns to about 1,000 tokens, over a bare proxy's", at_least=0.4),
+    "chat_vs_passthrough": Bar("CPU of a bare proxy's call over that of a chat call, four turns", at_least=0.4),
+    "chat20_vs_passthrough": Bar("the same of 20 turns, to about 4,000 tokens", at_least=0.4),
+    "trajectory_vs_passthrough": Bar("the same of four turns, with what begins and ends a trajectory"),
+    "trajectory20_vs_passthrough": Bar("the same of 20 turns, with what begins and ends a trajectory"),
     "added_p50_ms_vs_passthrough": Bar("latency of a lone caller's call, less the bare proxy's"),
     "responses_vs_chat": Bar("CPU of a call in OpenAI's Responses over one in chat completions", at_most=1.3),
     "messages_vs_chat": Bar("CPU of a call in Anthropic's Messages over one in chat completions", at_most=1.3),
@@ -100,10 +105,9 @@ def passthrough(sizes: GatewaySizes, folder: Path) -> Figures:
             rates, cpu = [], []
             some = sizes.some_callers
             for _ in range(sizes.throughput_rounds):
-                before = gateway.cpu_s()
-                found = load.round(through, some, some * sizes.trajectories_a_caller)
+                found = load.round(through, some, some * sizes.trajectories_a_caller, gateway.cpu_s)
                 rates.append(found.rate)
-                cpu.append((gateway.cpu_s() - before) / len(found.latencies))
+                cpu.append(found.metered / len(found.latencies))
     return Figures(
         {
             "vs_passthrough": gateway_rate / proxy_rate,
@@ -148,9 +152,9 @@ def dialects(sizes: GatewaySizes, folder: Path) -> Figures:
 def _cpu_s(load: GatewayLoad, gateway: ServerProcess, wire: AgentDialect) -> float:
     """The gateway's CPU seconds for each call."""
     some = load.sizes.some_callers
-    before = gateway.cpu_s()
-    found = load.round(LoadTarget(gateway.address, wire=wire), some, some * load.sizes.trajectories_a_caller)
-    return (gateway.cpu_s() - before) / len(found.latencies)
+    target = LoadTarget(gateway.address, wire=wire)
+    found = load.round(target, some, some * load.sizes.trajectories_a_caller, gateway.cpu_s)
+    return found.metered / len(found.latencies)
 
 
 def history(sizes: GatewaySizes, folder: Path) -> Figures:
@@ -330,6 +334,7 @@ async def _first_token(load: GatewayLoad, target: LoadTarget) -> float:
 #: The parts by the names that a run tells, in its order.
 PARTS = {
     "passthrough": passthrough,
+    "chat": chat,
     "dialects": dialects,
     "history": history,
     "ray": ray_pool,

@@ -30,6 +30,6 @@ def workers(sizes: GatewaySizes, folder: Path) -> Figures:
 def _cpu_s(load: GatewayLoad, gateway: ServerProcess) -> float:
     """CPU seconds of all the gateway's processes for each call."""
     some = load.sizes.some_callers
-    before = gateway.cpu_s(children=True)
-    found = load.round(LoadTarget(gateway.address), some, some * load.sizes.trajectories_a_caller)
-    return (gateway.cpu_s(children=True) - before) / len(found.latencies)
+    meter = partial(gateway.cpu_s, children=True)
+    found = load.round(LoadTarget(gateway.address), some, some * load.sizes.trajectories_a_caller, meter)
+    return found.metered / len(found.latencies)

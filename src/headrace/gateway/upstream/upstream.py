@@ -100,17 +100,23 @@ class Upstream:
         gate = self._gate
         if gate.closed:
             await gate.wait_open()
-        with self._in_flight() as deadline:
-            try:
-                aborts = gate.aborts
-                call, choices = await self._dispatch.send(EncodedRequest.of(request), deadline, ServerCall.whole)
-                if any(choice.finish_reason == "abort" for choice in choices):
-                    choices = await gather_or_cancel(
-                        [self._whole(request, choice, aborts, call.server) for choice in choices]
-                    )
-            except asyncio.CancelledError:
-                self.counters["aborted"] += 1
-                raise
+        gate.enter()
+        deadline = Deadline(self.options.idle_s, self.options.call_s)
+        self._deadlines.add(deadline)
+        try:
+            aborts = gate.aborts
+            call, choices = await self._dispatch.send(EncodedRequest.of(request), deadline, ServerCall.whole)
+            if "abort" in [choice.finish_reason for choice in choices]:
+                choices = await gather_or_cancel(
+                    [self._whole(request, choice, aborts, call.server) for choice in choices]
+                )
+        except asyncio.CancelledError:
+            self.counters["aborted"] += 1
+            raise
+        finally:
+            self._deadlines.discard(deadline)
+            deadline.close()
+            gate.leave()
         oldest = min((version for choice in choices for _, version in choice.spans), default=call.version)
         return SampledAnswer(choices, call.server.address, oldest)
 
