@@ -11,25 +11,31 @@ from pathlib import Path
 import pytest
 
 from headrace.storm.simulation.disk import SimulatedDisk, SimulatedFiles
-from headrace.storm.simulation.scheduler import NothingLeft, ProcessEnded, Scheduler, SimulatedLock, SimulatedLoop
+from headrace.storm.simulation.scheduler import (
+    NothingLeft,
+    ProcessEnded,
+    SimulatedLock,
+    SimulatedLoop,
+    SimulatedScheduler,
+)
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    made = Scheduler(random.Random(1))
+def scheduler() -> Iterator[SimulatedScheduler]:
+    made = SimulatedScheduler(random.Random(1))
     yield made
     made.close()
 
 
 @pytest.fixture
-def disk(tmp_path: Path, scheduler: Scheduler) -> SimulatedDisk:
+def disk(tmp_path: Path, scheduler: SimulatedScheduler) -> SimulatedDisk:
     return SimulatedDisk(tmp_path, scheduler, random.Random(2))
 
 
 # -- time and threads --------------------------------------------------------------------------------------------------
 
 
-def test_an_hour_passes_at_once_and_in_order(scheduler: Scheduler) -> None:
+def test_an_hour_passes_at_once_and_in_order(scheduler: SimulatedScheduler) -> None:
     loop = SimulatedLoop(scheduler)
     seen: list[tuple[float, str]] = []
 
@@ -46,7 +52,7 @@ def test_an_hour_passes_at_once_and_in_order(scheduler: Scheduler) -> None:
     assert seen == [(1.0, "slept"), (3600.0, "slept"), (3600.0, "done")]
 
 
-def test_who_waits_for_a_lock_gets_it_when_it_is_free(scheduler: Scheduler) -> None:
+def test_who_waits_for_a_lock_gets_it_when_it_is_free(scheduler: SimulatedScheduler) -> None:
     lock = SimulatedLock(scheduler)
     seen: list[str] = []
 
@@ -63,7 +69,7 @@ def test_who_waits_for_a_lock_gets_it_when_it_is_free(scheduler: Scheduler) -> N
     assert seen == ["held", "mine"]
 
 
-def test_a_killed_thread_does_not_go_on_and_lets_go_of_its_lock(scheduler: Scheduler) -> None:
+def test_a_killed_thread_does_not_go_on_and_lets_go_of_its_lock(scheduler: SimulatedScheduler) -> None:
     lock = SimulatedLock(scheduler)
     seen: list[str] = []
 
@@ -80,7 +86,7 @@ def test_a_killed_thread_does_not_go_on_and_lets_go_of_its_lock(scheduler: Sched
     assert not seen
 
 
-def test_waiting_for_what_cannot_come_is_an_error(scheduler: Scheduler) -> None:
+def test_waiting_for_what_cannot_come_is_an_error(scheduler: SimulatedScheduler) -> None:
     with pytest.raises(NothingLeft):
         scheduler.park()
 

@@ -27,7 +27,7 @@ SAMPLING_S, REWARD_S = 0.06, 0.3
 TENANT = "sim"
 
 
-class Agents(Client):
+class SimulatedAgents(Client):
     """One gateway and the agents that call it, one group after the other. `channels`: by name, whether their rewards
     come after the end. `streams`: the gateway is on the pool's machine."""
 

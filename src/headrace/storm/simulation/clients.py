@@ -18,7 +18,7 @@ from headrace.pool.remote import RemotePool, Transport
 from headrace.storm.log import SUFFIX, Event
 from headrace.storm.simulation.machine import Machine
 from headrace.storm.simulation.network import Network, SimulatedTransport
-from headrace.storm.simulation.scheduler import Scheduler
+from headrace.storm.simulation.scheduler import SimulatedScheduler
 from headrace.storm.simulation.streams import Streams
 
 #: Seconds for which the pool's client tries a pool that does not answer, before it says so.
@@ -34,7 +34,7 @@ BACK_S = 2.0
 class SimulationLog:
     """The events of a simulation, as the storm's processes log theirs: `t` is the simulated time in nanoseconds."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: SimulatedScheduler) -> None:
         self.events: list[Event] = []
         self._scheduler = scheduler
         self._last = 0

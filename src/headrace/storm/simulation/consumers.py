@@ -31,7 +31,7 @@ class Checkpoint:
         self.learned: set[str] = set()
 
 
-class Consumer(Client):
+class SimulatedConsumer(Client):
     """A consumer of one channel; `leased` says of which kind."""
 
     def __init__(self, world: World, name: str, channel: str, checkpoint: Checkpoint, *, leased: bool) -> None:

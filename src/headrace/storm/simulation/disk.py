@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headrace.data.frame import Buffer
 from headrace.pool.journal.files import PRIVATE, Files
-from headrace.storm.simulation.scheduler import ProcessEnded, Scheduler
+from headrace.storm.simulation.scheduler import ProcessEnded, SimulatedScheduler
 
 #: Bytes that reach the disk together. Small, so that even small frames can be torn.
 PAGE = 64
@@ -45,7 +45,7 @@ class SimulatedFile:
 class SimulatedDisk:
     """The disk of the machine that the pool is on. `free_bytes`: room that is left, None while there is enough."""
 
-    def __init__(self, folder: Path, scheduler: Scheduler, chance: random.Random) -> None:
+    def __init__(self, folder: Path, scheduler: SimulatedScheduler, chance: random.Random) -> None:
         self.journal = folder / "journal"
         self._attic = folder / "files"
         self.journal.mkdir()

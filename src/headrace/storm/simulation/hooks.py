@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.pool import containers, embedded, journaled, remote
 from headrace.pool.journal import files, journal, records
-from headrace.storm.simulation.scheduler import Scheduler, SimulatedLock, SimulatedLoop
+from headrace.storm.simulation.scheduler import SimulatedLock, SimulatedLoop, SimulatedScheduler
 
 #: Bytes from which a journal is worth rewriting in a simulation, which writes a megabyte in all.
 COMPACT_FROM_BYTES = 150_000
@@ -26,7 +26,7 @@ BETWEEN_SLICES_S = 0.03
 
 @contextmanager
 def hooked(
-    scheduler: Scheduler,
+    scheduler: SimulatedScheduler,
     loop: SimulatedLoop,
     wall: Callable[[], float],
     boot: Callable[[], bytes],

@@ -16,7 +16,7 @@ from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged
 from headrace.pool.service import CallerGone, answer
 from headrace.storm.simulation.disk import SimulatedDisk, SimulatedFiles
-from headrace.storm.simulation.scheduler import ProcessEnded, Scheduler, SimulatedLoop
+from headrace.storm.simulation.scheduler import ProcessEnded, SimulatedLoop, SimulatedScheduler
 
 #: How the pool's process can end by force: alone, or with its machine.
 Failure = Literal["kill", "power"]
@@ -40,7 +40,7 @@ class Machine:
     def __init__(
         self,
         folder: Path,
-        scheduler: Scheduler,
+        scheduler: SimulatedScheduler,
         loop: SimulatedLoop,
         chance: random.Random,
         channels: dict[str, dict[str, Any]],

@@ -50,7 +50,7 @@ class SimulatedThread:
         self.work: Callable[[], None] | None = None
 
 
-class Scheduler:
+class SimulatedScheduler:
     """The clock, and whose turn it is. Made and used by the simulation's own thread, which becomes its first."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -158,7 +158,7 @@ class SimulatedLock:
     """A lock between simulated threads. Threads other than the event loop's may come a little late to it, as they do
     in the world; by the seed."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: SimulatedScheduler) -> None:
         self._scheduler = scheduler
         self._held = False
         self._waiting: deque[SimulatedThread] = deque()
@@ -205,7 +205,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     """An event loop on simulated time. What it hands to executors is done by simulated threads: those of an executor of
     one's own one after the other, as the pool's, others at once."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: SimulatedScheduler) -> None:
         super().__init__()
         self._scheduler = scheduler
         self._selector = self  # a `BaseEventLoop` asks its selector for news, which here is the clock's alone

@@ -17,14 +17,14 @@ import msgspec
 from headrace.pool.operations.control import CompactJournal, SetVersion
 from headrace.pool.operations.read import ReadStats, ReadTrajectoryStates
 from headrace.storm.checker import Report, check
-from headrace.storm.simulation.agents import Agents
+from headrace.storm.simulation.agents import SimulatedAgents
 from headrace.storm.simulation.clients import PATIENCE_S, Client, GivenUp, SimulationLog, World
-from headrace.storm.simulation.consumers import Checkpoint, Consumer
+from headrace.storm.simulation.consumers import Checkpoint, SimulatedConsumer
 from headrace.storm.simulation.faults import Faults
 from headrace.storm.simulation.hooks import hooked
 from headrace.storm.simulation.machine import Machine
 from headrace.storm.simulation.network import Network
-from headrace.storm.simulation.scheduler import NothingLeft, Scheduler, SimulatedLoop
+from headrace.storm.simulation.scheduler import NothingLeft, SimulatedLoop, SimulatedScheduler
 from headrace.storm.simulation.streams import Streams
 
 #: Where the files of a simulation are kept, if it is there: a file system in memory.
@@ -69,7 +69,7 @@ def play(seed: int, *, operations: int = OPERATIONS, folder: Path | None = None)
 class _Simulation:
     def __init__(self, seed: int, operations: int, place: Path) -> None:
         self._seed, self._operations, self._place = seed, operations, place
-        self._scheduler = Scheduler(self._chance("threads"))
+        self._scheduler = SimulatedScheduler(self._chance("threads"))
         self._loop = SimulatedLoop(self._scheduler)
         self._log = SimulationLog(self._scheduler)
 
@@ -130,11 +130,13 @@ class _Simulation:
         streams = Streams(machine, self._chance("streams"))
         self._loop.connect = streams.connect
         gateways = [
-            Agents(world, f"gateway{number}", CHANNELS, streams if number % 2 else None)
+            SimulatedAgents(world, f"gateway{number}", CHANNELS, streams if number % 2 else None)
             for number in range(1, GATEWAYS + 1)
         ]
         consumers = [
-            Consumer(world, f"trainer-{channel}-{number}", channel, checkpoints[channel], leased=channel != "direct")
+            SimulatedConsumer(
+                world, f"trainer-{channel}-{number}", channel, checkpoints[channel], leased=channel != "direct"
+            )
             for channel, number in (("train", 1), ("train", 2), ("late", 1), ("late", 2), ("direct", 1), ("direct", 2))
         ]
         faults = Faults(world, [*gateways, *consumers, self._admin], power=self._durability == "fsync")
