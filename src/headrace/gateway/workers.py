@@ -291,8 +291,8 @@ class Workers:
         except (OSError, MemoryError) as error:
             if number not in self._listening:
                 self._end()
-                raise HeadraceError(f"a worker cannot be started: {error or 'no memory'}") from error
-            log.error("worker %d cannot be started now: %s", number, error or "no memory")
+                raise HeadraceError(f"a worker cannot be started: {str(error) or 'no memory'}") from error
+            log.error("worker %d cannot be started now: %s", number, str(error) or "no memory")
             return None
 
     def _control_ended(self, serving: asyncio.Task[None]) -> None:

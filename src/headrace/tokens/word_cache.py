@@ -120,7 +120,7 @@ def _word_pattern(pre_tokenizer: Any) -> str | None:
     state = _state(pre_tokenizer)
     if state.get("type") == "ByteLevel":
         return GPT2 if state.get("use_regex") and not state.get("add_prefix_space") else None
-    steps = state.get("pretokenizers", ()) if state.get("type") == "Sequence" else ()
+    steps: list[dict[str, Any]] = state.get("pretokenizers", []) if state.get("type") == "Sequence" else []
     if [step.get("type") for step in steps] != ["Split", "ByteLevel"]:
         return None
     split, level = steps
