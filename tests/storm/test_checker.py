@@ -302,3 +302,26 @@ def test_late_may_be_said_of_an_end_that_a_consumer_had_by_then() -> None:
         events.sort(key=lambda event: event["t"])
 
     assert kinds(report_of(spoil)) == set()
+
+
+# -- a trainer that tells no more than how much it learned -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("groups", "found"), [(2, set()), (1, {"lost"}), (3, {"twice"})])
+def test_what_a_trainer_learned_from_is_as_many_groups_as_were_consumed(groups: int, found: set[str]) -> None:
+    def spoil(events: list[Event]) -> None:
+        events[:] = [event for event in events if event["e"] not in ("trained", "fetch.sent", "fetched", "acked")]
+        append(events, "learned", channel="train", groups=groups)
+
+    report = report_of(spoil)
+    assert kinds(report) == found
+    assert report.figures["learned_groups"] == groups
+
+
+def test_what_the_pool_still_has_was_not_learned_from() -> None:
+    def spoil(events: list[Event]) -> None:
+        events[:] = [event for event in events if event["e"] not in ("trained", "fetch.sent", "fetched", "acked")]
+        find(events, "states")["states"][ALONE] = "queued"
+        append(events, "learned", channel="train", groups=1)
+
+    assert kinds(report_of(spoil)) == {"stuck"}

@@ -50,6 +50,7 @@ class StormCommand(CommandModel):
     agents: int | None = Field(None, ge=1, description="agents at once (default: 8)")
     workers: int | None = Field(None, ge=1, le=64, description="the gateway's processes (default: 2)")
     patience_s: float | None = Field(None, gt=0, description="longer than this is stuck (default: 300)")
+    learner: bool | None = Field(None, description="with a `headrace train` of a tiny model on a channel of its own")
     other_python: Path | None = Field(
         None, description="the Python of another version of Headrace: restarts change from one to the other"
     )
@@ -84,6 +85,8 @@ class StormCommand(CommandModel):
 
     def execute(self) -> None:
         require_for("gateway")
+        if self.learner:
+            require_for("train")
         from headrace.storm import check, random_seed, run_storm
         from headrace.storm.log import read_logs
         from headrace.storm.soak import growth_figures

@@ -60,7 +60,7 @@ class StormAgents:
         seed: int,
         patience_s: float,
     ) -> None:
-        """`channels`: the first has its rewards from agents, the others from a reward loop."""
+        """`channels`: the second has its rewards from a reward loop, the others from agents."""
         self._client = AsyncHttpClient(address, total_s=TRY_S, max_bytes=None)
         self._log, self._tenants, self._channels = log, tenants, channels
         self._seed, self._patience_s = seed, patience_s
@@ -164,7 +164,7 @@ class StormAgents:
     ) -> None:
         """Ends a trajectory: with its reward, or with one that comes later, or without: then the reward loop's."""
         path = f"{base}/v1/complete_trajectory"
-        if channel != self._channels[0]:
+        if channel == self._channels[1]:
             await self._control(tenant, "complete", full, path, {})
         elif chance.random() < 0.5:
             await self._control(tenant, "complete", full, path, {"reward": worth})

@@ -124,6 +124,9 @@ class Story:
         for event in self.of("states"):
             self.states |= event["states"]
 
+        #: From how many groups the trainer of a channel has learned, where it tells no more than that.
+        self.learned: dict[str, int] = {event["channel"]: event["groups"] for event in self.of("learned")}
+
     def of(self, kind: str) -> list[Event]:
         """All events of a kind, in order."""
         return self._by_kind.get(kind, [])
@@ -138,6 +141,11 @@ class Story:
             for event in events:
                 for step in event["steps"]:
                     yield event, step
+
+    def consumed_groups(self, channel: str) -> set[str]:
+        """The groups of a channel whose trajectories the pool says were consumed."""
+        begun = (self.trajectories.get(uid) for uid, state in self.states.items() if state == "consumed")
+        return {event["prompt_uid"] for event in begun if event is not None and event["channel"] == channel}
 
     def asked_for(self, uid: str) -> float:
         """When the lease was asked for under which a trajectory was learned from; infinity where it was not."""
@@ -155,6 +163,7 @@ class Story:
             "steps": sum(1 for _ in self.steps()),
             "unseen_steps": _unseen(self),
             "redelivered": len(self.of("skipped")),
+            "learned_groups": sum(self.learned.values()),
             "ledgers": len(self.of("ledger")),
             "peeks": len(self.of("peeked")),
             "scored_groups": len(self.of("taken")),
@@ -203,10 +212,17 @@ def _lost(story: Story) -> Iterable[BrokenPromise]:
         state = story.states.get(uid)
         if state is None:
             continue  # nobody asked: the storm was cut short
-        if state not in IN_POOL and not _maybe_failed(story, uid):
+        counted = state == "consumed" and story.trajectories[uid]["channel"] in story.learned  # below
+        if state not in IN_POOL and not counted and not _maybe_failed(story, uid):
             yield BrokenPromise("lost", f"it was begun and not learned from, and the pool says {state}", uid)
         elif state in IN_POOL and uid in story.acked["complete"]:
             yield BrokenPromise("stuck", f"it is complete, and still {state} at the end", uid)
+    for channel, learned_from in story.learned.items():
+        missing = len(story.consumed_groups(channel)) - learned_from
+        if missing > 0:
+            yield BrokenPromise(
+                "lost", f"{missing} groups are consumed, and the trainer did not learn from them", channel
+            )
 
 
 def _maybe_failed(story: Story, uid: str) -> bool:
@@ -219,6 +235,10 @@ def _twice(story: Story) -> Iterable[BrokenPromise]:
             yield BrokenPromise("twice", f"it was learned from {len(events)} times", uid)
         if uid in story.acked["fail"] and story.acked["fail"][uid]["status"] == "ok":
             yield BrokenPromise("order", "it had failed, and was learned from", uid)
+    for channel, learned_from in story.learned.items():
+        again = learned_from - len(story.consumed_groups(channel))
+        if again > 0:
+            yield BrokenPromise("twice", f"the trainer has learned from {again} groups more than there were", channel)
     places: Counter[tuple[int, ...]] = Counter()
     steps_of: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for event, step in story.steps():

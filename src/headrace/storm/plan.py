@@ -41,14 +41,25 @@ CLOCK_JUMPS_S = (-86_400.0, -3_600.0, -10.0, 0.0, 10.0, 3_600.0, 86_400.0)
 #: How often a kill does not wait until its process is ready again: a crash within a start.
 CRASH_IN_START = 0.15
 #: How often a process is killed, in proportion: what starts soon is killed more often.
-WEIGHTS = {"worker": 3, "gateway": 3, "pool": 3, "server": 3, "consumer": 4, "reward": 1, "api": 2, "node": 1}
+WEIGHTS = {
+    "worker": 3,
+    "gateway": 3,
+    "pool": 3,
+    "server": 3,
+    "consumer": 4,
+    "reward": 1,
+    "api": 2,
+    "node": 1,
+    "learner": 2,
+}
 #: Processes that others connect to, which may run out of descriptors and memory.
 SERVING = ("worker", "gateway", "pool", "api")
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """How much of everything. `seconds` bounds the faults: those that are left then are left out (None: all are done).
-    `patience_s` is the longest that a call, a start or the end may take before it counts as stuck."""
+    `patience_s` is the longest that a call, a start or the end may take before it counts as stuck. `learner`: with a
+    trainer of a real model, which takes seconds to start."""
 
     kills: int = 1000
     freezes: int = 200
@@ -63,6 +74,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     agents: int = 8
     servers: int = 2
     workers: int = 2
+    learner: bool = False
     patience_s: float = 300.0
 
     def __post_init__(self) -> None:

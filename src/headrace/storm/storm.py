@@ -28,11 +28,12 @@ from headrace.processes import ChildDied
 from headrace.storm.agents import StormAgents
 from headrace.storm.checker import Report, check
 from headrace.storm.environment import ApiLoad
+from headrace.storm.learner import learned_groups
 from headrace.storm.log import EventLog, read_logs
 from headrace.storm.plan import Fault, PoolKind, Sizes, make_plan
 from headrace.storm.services import SlowDisk, StormProcess, Stuck
 from headrace.storm.soak import Growth, Soak
-from headrace.storm.system import System, build_system
+from headrace.storm.system import LEARNER_CHANNEL, System, build_system
 from headrace.version import __version__
 
 #: Seconds between new policy versions, and between looks at what is left at the end.
@@ -103,6 +104,7 @@ class Storm:
             self._check_crashes(system)
         with contextlib.suppress(Stuck):
             await self._drain(system)
+            await self._note_learned(system)
             await self._note_states(system)
             await self._note_ledger(system, "end")
         return growth
@@ -282,6 +284,12 @@ class Storm:
                 return
             await asyncio.sleep(LOOK_S)
         self._log.write("stuck", what="drain", target="consumers", waited_s=self._sizes.patience_s)
+
+    async def _note_learned(self, system: System) -> None:
+        """Logs from how many groups the trainer of a real model has learned, once it has ended."""
+        if (learner := system.services.get("learner")) is not None:
+            await learner.end()
+            self._log.write("learned", channel=LEARNER_CHANNEL, groups=learned_groups(self._folder))
 
     async def _unscored(self, system: System) -> bool:
         for channel in system.channels:

@@ -14,6 +14,7 @@ import orjson
 
 from headrace.pool import KEY_VARIABLE
 from headrace.storm.agents import StormTenant
+from headrace.storm.learner import build_model
 from headrace.storm.log import EventLog
 from headrace.storm.model_server import build_tokenizer
 from headrace.storm.network import Link
@@ -22,14 +23,16 @@ from headrace.storm.services import StormProcess
 
 ADMIN_KEY = "storm-admin"
 TENANTS = (StormTenant("acme", "storm-acme"), StormTenant("beta", "storm-beta"))
-#: Rewards of the first come from agents, those of the second from the reward loop.
+#: Rewards of the second come from the reward loop, those of the others from agents.
 CHANNELS = ("train", "scored")
+#: What the trainer of a real model learns from, where there is one.
+LEARNER_CHANNEL = "learned"
 #: The processes of a Ray cluster: its head, and the node that the pool is on.
 CLUSTER, NODE = "cluster", "node"
 #: How Ray calls the process of a pool that is an actor.
 ACTOR_PROCESS = "ray::PoolActor"
-#: Who takes from the pool, each through a link of that name: a consumer for each channel, and the reward loop.
-TAKERS = (*(f"consumer-{channel}" for channel in CHANNELS), "rewards")
+#: Who takes from the pool, each through a link of that name: consumers, the reward loop, and a trainer.
+TAKERS = (*(f"consumer-{channel}" for channel in CHANNELS), "rewards", "to-learner")
 #: The reward of the loop: what the trajectory was begun with.
 REWARD_FUNCTION = "def score(sample):\n    return sample.metadata['worth']\n"
 
@@ -37,15 +40,15 @@ REWARD_FUNCTION = "def score(sample):\n    return sample.metadata['worth']\n"
 class System:
     """What runs, by name, and where it is reached."""
 
-    def __init__(self, folder: Path, pool: PoolKind, workers: int) -> None:
+    def __init__(self, folder: Path, pool: PoolKind, sizes: Sizes) -> None:
         self.journal, self.outbox = folder / "journal", folder / "outbox"
         self.links: dict[str, Link] = {}
         self.services: dict[str, StormProcess] = {}
         self.tenants: Sequence[StormTenant] = TENANTS
-        self.channels: Sequence[str] = CHANNELS
+        self.channels: Sequence[str] = (*CHANNELS, LEARNER_CHANNEL) if sizes.learner else CHANNELS
         self.admin = {"authorization": f"Bearer {ADMIN_KEY}"}
         self.pool_key = ADMIN_KEY
-        self._kind, self._workers = pool, workers
+        self._kind, self._workers = pool, sizes.workers
         #: Whose files the journal's are, and where that is an actor, the node that it is on.
         self.journal_owner = "gateway" if pool == "embedded" else "pool"
         self.actor_address: str | None = None
@@ -111,8 +114,8 @@ async def build_system(
     folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind, seed: int, pythons: Sequence[str]
 ) -> AsyncIterator[System]:
     """Starts a whole system in a folder, and ends it: the last process first. `pythons`: see `StormProcess`."""
-    system = System(folder, pool, sizes.workers)
-    _write_files(folder)
+    system = System(folder, pool, sizes)
+    _write_files(folder, system.channels)
     await asyncio.to_thread(build_tokenizer, folder / "tokenizer")
     async with AsyncExitStack() as stack:
         builder = _Builder(system, folder, log, sizes, pythons, stack)
@@ -158,10 +161,12 @@ class _Builder:
     async def start_pool(self, kind: PoolKind) -> tuple[list[object], str | None]:
         """The pool, where it has a process of its own: the gateway's flags, and the address that consumers connect to
         where no link can stand before it."""
-        journal, options = self._system.journal, [f"{channel}:require_reward=true" for channel in CHANNELS]
+        journal, channels = self._system.journal, self._system.channels
+        options = [f"{channel}:require_reward=true" for channel in channels]
         flags: list[object] = [word for option in options for word in ("--channel", option)]
         if kind != "ray":
-            self._to_pool = [await self._link(name) for name in TAKERS]
+            takers = TAKERS if self._sizes.learner else TAKERS[:-1]
+            self._to_pool = [await self._link(name) for name in takers]
         if kind == "embedded":
             return ["--journal", journal, *flags], None
         outbox = self._system.outbox
@@ -177,7 +182,7 @@ class _Builder:
         head = self._process(CLUSTER, CLUSTER, module, "head")
         await head.start()
         await self._process(NODE, NODE, module, "node", head.address, is_machine=True).start()
-        rules: dict[str, dict[str, object]] = {channel: {"require_reward": True} for channel in CHANNELS}
+        rules: dict[str, dict[str, object]] = {channel: {"require_reward": True} for channel in channels}
         address = await asyncio.to_thread(place_pool, head.address, journal, rules)
         self._system.actor_address = address
         flags = ["--data-pool-name", NAME, "--ray-namespace", NAMESPACE, "--ray-address", head.address]
@@ -192,7 +197,7 @@ class _Builder:
         await self._process("gateway", "gateway", *words, links=links, listens=True).start()
 
     async def start_consumers(self, pool_address: str | None) -> None:
-        """Those who take from the pool: a consumer for each channel, and the reward loop."""
+        """Those who take from the pool: a consumer for each channel, the reward loop, and a trainer of a real model."""
         starting = []
         for channel in CHANNELS:
             where = pool_address or self._system.links[f"consumer-{channel}"].address
@@ -202,6 +207,11 @@ class _Builder:
         loop = ("headrace", "reward", "start", "--reward", self._folder / "reward.json", "--pool", where)
         flags = ("--channel", CHANNELS[1], "--tokenizer-path", self._tokenizer)
         starting.append(self._process("reward", "reward loop", *loop, *flags).start())
+        if self._sizes.learner:
+            await asyncio.to_thread(build_model, self._folder, self._tokenizer)
+            where = pool_address or self._system.links["to-learner"].address
+            words = ("headrace.storm.learner", where, self._folder, LEARNER_CHANNEL)
+            starting.append(self._process("learner", "learner", *words).start())
         await asyncio.gather(*starting)
 
     async def _link(self, name: str) -> Link:
@@ -238,9 +248,9 @@ class _Builder:
         return made
 
 
-def _write_files(folder: Path) -> None:
+def _write_files(folder: Path, channels: Sequence[str]) -> None:
     (folder / "logs").mkdir()
-    tenants = {one.name: {"keys": [one.key], "channels": list(CHANNELS)} for one in TENANTS}
+    tenants = {one.name: {"keys": [one.key], "channels": list(channels)} for one in TENANTS}
     (folder / "tenants.json").write_bytes(orjson.dumps({"tenants": tenants}))
     (folder / "storm_reward.py").write_text(REWARD_FUNCTION)
     (folder / "reward.json").write_bytes(orjson.dumps({"functions": ["storm_reward.py:score"]}))
