@@ -353,6 +353,8 @@ def _order(story: Story) -> Iterable[BrokenPromise]:
 def _versions(story: Story) -> Iterable[BrokenPromise]:
     """A step's version is at least the newest that was acknowledged before its call began, and at most the newest that
     was sent before its answer."""
+    if story.learned:
+        return  # a trainer sets them, and tells this log nothing of it
     told: list[tuple[int, int]] = [(int(event["t"]), event["version"]) for event in story.of("version.acked")]
     sent: list[tuple[int, int]] = [(int(event["t"]), event["version"]) for event in story.of("version.sent")]
     for event, step in story.steps():

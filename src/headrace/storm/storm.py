@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,9 @@ class Storm:
         )
         await self._note_ledger(system, "start")
         growth: list[Growth] = []
-        async with _alongside(self._raise_versions(system)):
+        async with AsyncExitStack() as beside:
+            if "learner" not in system.services:  # which raises them itself
+                await beside.enter_async_context(_alongside(self._raise_versions(system)))
             try:
                 if soak_s is not None:
                     growth = await Soak(system, agents, self._log, self._sizes.agents).run(soak_s)
