@@ -253,10 +253,10 @@ class Dashboard:
         beside = self._other()
         await self._attend(whole=False)
         await beside._attend(whole=False)
+        read = self._follower.done_once and beside._follower.done_once  # before: what is read meanwhile is not all here
         own, others = await self.curves(), await beside.curves()
         here, there = await self._summary(), await beside._summary()
         found = await self._run_on_history(lambda: compare(here, there, (own, others), offset, limit))
-        read = self._follower.done_once and beside._follower.done_once
         return msgspec.structs.replace(found, reading=not read)
 
     async def _summary(self) -> RunSummary:
