@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from tests.dashboard.test_single_file import answers_of
 from tests.run.runs import RUN_S, ledger, mean, metrics, processes_of, result, started
 
 from headrace.data.errors import InvalidInput
@@ -81,7 +82,8 @@ def run(folder: Path, kind: Kind, steps: int) -> tuple[dict[str, Any], list[dict
         told = result(process)
     rows = metrics(folder)
     assert len(rows) == told["steps"] == steps
-    assert Path(told["report"]).read_text().count("<svg") == 1
+    shown = answers_of(Path(told["report"]).read_text())
+    assert len(shown["curves"]["reward"]["step"]) == steps
     assert processes_of(folder) == []
     # Exactly the rollouts that were asked for, each scored and each learned from.
     assert sum(row["trajectories"] for row in rows) == steps * GROUPS * ROLLOUTS
