@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from headrace.net.connection import (
     BODY_S,
     HEAD_BYTES,
     Connection,
+    delivered,
     flushed,
 )
 from headrace.net.server import LocalOnly
@@ -122,6 +125,26 @@ def test_answers_of_any_size_come_whole_on_one_connection() -> None:
         for size in (0, 1, 1000, most, most + 1, 3 * most):
             assert client.get(f"{address}/{size}").content == b"x" * size
             assert client.head(f"{address}/{size}").headers["content-length"] == str(size)
+
+
+def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:
+    cycles: list[weakref.ref[Any]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        cycles.append(weakref.ref(getattr(send, "__self__")))  # noqa: B009 - a bound method, which the types do not say
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+        assert await delivered(scope)
+
+    gc.disable()
+    try:
+        with serving(app, lifespan=False) as address, httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+            for _ in range(4):
+                assert client.get(address).text == "ok"
+            gone = [cycle() is None for cycle in cycles[:3]]
+    finally:
+        gc.enable()
+    assert gone == [True] * 3
 
 
 def test_a_head_that_never_ends_is_refused_once_it_is_too_long(address: str) -> None:

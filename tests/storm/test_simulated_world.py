@@ -17,6 +17,7 @@ from headrace.storm.simulation.scheduler import (
     SimulatedLock,
     SimulatedLoop,
     SimulatedScheduler,
+    SimulatedThread,
 )
 
 
@@ -52,24 +53,8 @@ def test_an_hour_passes_at_once_and_in_order(scheduler: SimulatedScheduler) -> N
     assert seen == [(1.0, "slept"), (3600.0, "slept"), (3600.0, "done")]
 
 
-def test_who_waits_for_a_lock_gets_it_when_it_is_free(scheduler: SimulatedScheduler) -> None:
-    lock = SimulatedLock(scheduler)
-    seen: list[str] = []
-
-    def hold() -> None:
-        with lock:
-            scheduler.sleep(5)
-            seen.append("held")
-
-    scheduler.spawn(hold, "holder")
-    scheduler.sleep(1)
-    with lock:
-        seen.append("mine")
-    assert scheduler.now >= 5
-    assert seen == ["held", "mine"]
-
-
-def test_a_killed_thread_does_not_go_on_and_lets_go_of_its_lock(scheduler: SimulatedScheduler) -> None:
+def held(scheduler: SimulatedScheduler) -> tuple[SimulatedLock, list[str], SimulatedThread]:
+    """A lock that a thread has for four more seconds, who has had it, and that thread."""
     lock = SimulatedLock(scheduler)
     seen: list[str] = []
 
@@ -80,6 +65,19 @@ def test_a_killed_thread_does_not_go_on_and_lets_go_of_its_lock(scheduler: Simul
 
     thread = scheduler.spawn(hold, "holder")
     scheduler.sleep(1)
+    return lock, seen, thread
+
+
+def test_who_waits_for_a_lock_gets_it_when_it_is_free(scheduler: SimulatedScheduler) -> None:
+    lock, seen, _ = held(scheduler)
+    with lock:
+        seen.append("mine")
+    assert scheduler.now >= 5
+    assert seen == ["held", "mine"]
+
+
+def test_a_killed_thread_does_not_go_on_and_lets_go_of_its_lock(scheduler: SimulatedScheduler) -> None:
+    lock, seen, thread = held(scheduler)
     scheduler.kill([thread])
     with lock:
         assert scheduler.now == 1.0

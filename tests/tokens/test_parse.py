@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -148,6 +150,19 @@ def test_content_streams_before_the_answer_is_whole() -> None:
         " <b>",
         "",
     ]
+
+
+def test_a_parser_leaves_nothing_to_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        parser = parser_of(HERMES, tools=True, thinking=False, new_id=str)
+        parser.feed("One two")
+        parser.finish()
+        left = weakref.ref(parser)
+        del parser
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 @given(st.lists(st.sampled_from(["a", "b", "ST", "OP", "S", "T"]), max_size=12))

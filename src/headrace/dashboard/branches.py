@@ -11,10 +11,11 @@ import orjson
 from headrace.dashboard.pictures import Pictures, content_text
 from headrace.dashboard.records import BranchDifference, ShownMessage
 from headrace.dashboard.text_diff import text_diff
-from headrace.data.block import TOKEN_BYTES, Record
+from headrace.data.block import Record
 from headrace.data.guidance import SCORED_GROUP
 from headrace.data.packing import attach
 from headrace.data.trajectory import Trajectory
+from headrace.data.tree import common_tokens
 from headrace.rewards.recorded import SampleReader
 from headrace.tokens.images import IMAGES_FIELD
 from headrace.tokens.vocabulary import Vocabulary
@@ -91,7 +92,7 @@ def branch_difference(
     if not earlier:
         return None
     own = tree.whole(leaf)
-    shared = {other: _shared_tokens(own, tree.whole(other)) for other in earlier}
+    shared = {other: common_tokens(own, tree.whole(other)) for other in earlier}
     other = max(earlier, key=lambda index: (shared[index], index))
     token, taken = shared[other], set(_branch(parents, other))
     begun = next((index for index in _branch(parents, leaf) if index not in taken), None)
@@ -133,18 +134,6 @@ def _branch(parents: dict[int, int], leaf: int) -> list[int]:
     while parents[found[-1]] >= 0:
         found.append(parents[found[-1]])
     return found[::-1]
-
-
-def _shared_tokens(a: bytes, b: bytes) -> int:
-    """How many tokens from the first on two branches have in common."""
-    low, high = 0, min(len(a), len(b)) // TOKEN_BYTES
-    while low < high:  # a half at a time: comparing bytes is fast, finding where they differ is not
-        middle = (low + high + 1) // 2
-        if a[low * TOKEN_BYTES : middle * TOKEN_BYTES] == b[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _calls(message: dict[str, Any], parts: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -260,8 +260,8 @@ class Dashboard:
         return msgspec.structs.replace(found, reading=not read)
 
     async def _summary(self) -> RunSummary:
-        run = await self._run(lambda: summary(self.source.title, self._index))
-        newest = await self._run(lambda: newest_rewarded(self._index))
+        index = self._index
+        run, newest = await self._run(lambda: (summary(self.source.title, index), newest_rewarded(index)))
         return with_parts(run, await self._reward_parts(newest))
 
     async def _reward_parts(self, records: Sequence[TrajectoryRecord]) -> list[dict[str, float]]:

@@ -49,7 +49,8 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
             record = self.records[index]
             start = record.head.keep * TOKEN_BYTES
             own = record.ids
-            end = start + len(own) if prompt.startswith(own, start) else start + _common(prompt, start, own)
+            alike = len(own) if prompt.startswith(own, start) else common_tokens(prompt, own, start) * TOKEN_BYTES
+            end = start + alike
             if end > best_end:
                 best, best_end = index, end
             for child in self.children.get(index, ()):
@@ -103,11 +104,11 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
         return ordered
 
 
-def _common(prompt: bytes, start: int, own: bytes) -> int:
-    """Bytes, in whole tokens, that `prompt` from `start` shares with the beginning of `own`."""
-    n = min(len(prompt) - start, len(own)) // TOKEN_BYTES
+def common_tokens(first: bytes, second: bytes, start: int = 0) -> int:
+    """How many packed tokens `first`, from its byte `start` on, and `second` begin with alike."""
+    n = min(len(first) - start, len(second)) // TOKEN_BYTES
     if n <= 0:
         return 0
-    differ = np.frombuffer(prompt, "<i4", n, start) != np.frombuffer(own, "<i4", n)
-    first = int(differ.argmax())
-    return (first if differ[first] else n) * TOKEN_BYTES
+    differ = np.frombuffer(first, "<i4", n, start) != np.frombuffer(second, "<i4", n)
+    at = int(differ.argmax())
+    return at if differ[at] else n

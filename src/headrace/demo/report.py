@@ -16,9 +16,8 @@ from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
 from headrace.demo.services import DemoSettings
 from headrace.demo.tasks import TASKS, NumberTask
 from headrace.run.chart import chart
-from headrace.run.progress import METRICS
 from headrace.run.report import facts, places, quoted, times, trainer_configuration, write_pages
-from headrace.run.services import TRAINER_FILE
+from headrace.run.services import JOURNAL, TRAINER_FILE
 
 #: Games that are shown of the first ones, and of the last ones.
 SHOWN_GAMES = 6
@@ -131,18 +130,12 @@ def _vocabulary(model: Path) -> dict[int, str]:
 
 def _places(run: Path, recorded: FirstAndLast) -> AboutSection:
     """What is in the run's folder, and the commands that read it."""
-    journal = quoted(run / "journal")
+    journal = quoted(run / JOURNAL)
     look = f"headrace pool stats {journal}"
     if recorded.last is not None:
         look += f"; headrace pool show {journal} {shlex.quote(recorded.last.trajectory_uid)}"
-    return places(
-        run,
-        {
-            "journal": ("the pool: what was recorded, and what became of it", look),
-            "logs": ("what each process said", ""),
-            f"trainer/{METRICS}": ("one line a step, with everything that was measured", ""),
-            "trainer": ("checkpoints, from which a run goes on", "headrace demo --resume"),
-            TRAINER_FILE: ("the trainer's configuration", f"headrace train {quoted(run / TRAINER_FILE)}"),
-            games.GAMES_FILE: ("one game of every group", ""),
-        },
-    )
+    more = {
+        TRAINER_FILE: ("the trainer's configuration", f"headrace train {quoted(run / TRAINER_FILE)}"),
+        games.GAMES_FILE: ("one game of every group", ""),
+    }
+    return places(run, look, "headrace demo --resume", more)

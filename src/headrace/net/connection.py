@@ -9,6 +9,7 @@ system has taken all that it wrote, which no message of ASGI does.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -169,9 +170,11 @@ class Connection(HttpToolsProtocol):
             await self._lost.wait()
         return not self._failed
 
-    async def _delivered(self, cycle: RequestResponseCycle) -> bool:
-        """Whether all of an answer was written before its connection broke; waits until that is known."""
-        return cycle.response_complete and await self.flushed()
+    async def _delivered(self, cycle: weakref.ref[RequestResponseCycle]) -> bool:
+        """Whether all of an answer was written before its connection broke; waits until that is known. Asked by who
+        answers, while the cycle is there."""
+        answering = cycle()
+        return answering is not None and answering.response_complete and await self.flushed()
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -197,7 +200,8 @@ class Connection(HttpToolsProtocol):
             self.cycle.__class__ = UntilClosed  # its task is made by now, and has not begun
         else:
             self.cycle.__class__ = JoinedAnswer
-        self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, self.cycle)}
+        # Weakly: the cycle has the scope, and neither is to wait for the garbage collector.
+        self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, weakref.ref(self.cycle))}
 
     def on_message_complete(self) -> None:
         self._awaited, self._head = None, 0

@@ -181,8 +181,8 @@ def allow_files(wanted: int) -> int:
 def settle_memory() -> None:
     """What is loaded by now stays: the garbage collector need not look through it again and again.
 
-    With a tokenizer and its libraries in memory a full collection holds every caller up for a tenth of a second. One of
-    the youngest objects takes 3 ms for every 5,000 of them, most of which calls have left behind.
+    With a tokenizer and its libraries in memory a full collection holds every caller up for a tenth of a second. What
+    is made later is looked through a little at a time.
     """
     gc.collect()
     gc.freeze()

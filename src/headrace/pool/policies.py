@@ -72,15 +72,7 @@ def due(channel: Channel, now: float) -> Iterator[f.Fact]:
 
 def next_due(channel: Channel, now: float) -> f.Fact | None:
     """The first fact that is due: a lease that ran out, a timeout, stale groups, too many groups."""
-    config = channel.config
-    found = _expired_lease(channel, now) if channel.lease_deadlines else None
-    if found is None and config.group_timeout_s is not None:
-        found = _timed_out(channel, now)
-    if found is None and config.max_staleness is not None:
-        found = stale(channel, now)
-    if found is None and config.overflow == "drop_oldest" and len(channel.groups) > config.max_queue_size:
-        found = _overflow(channel, now)
-    return found
+    return _expired_lease(channel, now) or _timed_out(channel, now) or stale(channel, now) or _overflow(channel, now)
 
 
 def _expired_lease(channel: Channel, now: float) -> f.Fact | None:

@@ -13,6 +13,7 @@ from headrace.dashboard.source import PoolSource
 from headrace.data.block import floats_array
 from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
+from headrace.data.tree import common_tokens
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import Vocabulary
 
@@ -20,8 +21,6 @@ from headrace.tokens import Vocabulary
 ROWS_A_PAGE = 1_000
 #: Tokens that are shown of each side of a difference, and before it.
 SHOWN_TOKENS, CONTEXT_TOKENS = 24, 12
-#: Bytes of a token's id.
-TOKEN_BYTES = 4
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -80,7 +79,7 @@ class RecordedAnswers:
         for trajectory in self._trajectories.values():
             for index in trajectory.tree.records:
                 recorded = bytes(trajectory.tree.prompt(index))
-                common = _common(prompt, recorded)
+                common = common_tokens(prompt, recorded)
                 if common > shared:
                     nearest, shared = (trajectory, index, recorded), common
         if nearest is None:
@@ -149,11 +148,3 @@ def _ids(packed: bytes) -> list[int]:
 
 def _digest(packed: bytes | bytearray | memoryview) -> bytes:
     return hashlib.blake2b(packed, digest_size=16).digest()
-
-
-def _common(first: bytes, second: bytes) -> int:
-    """How many tokens two prompts begin with alike."""
-    length = min(len(first), len(second)) // TOKEN_BYTES
-    a, b = np.frombuffer(first, "<i4", length), np.frombuffer(second, "<i4", length)
-    differs = np.flatnonzero(a != b)
-    return int(differs[0]) if len(differs) else length

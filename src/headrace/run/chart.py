@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -98,31 +97,6 @@ def _ticks(steps: int) -> list[int]:
     """Round numbers, about eight of them."""
     apart = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, steps) if steps / n <= 10)
     return [1, *range(apart, steps + 1, apart)] if apart > 1 else list(range(1, steps + 1))
-
-
-def svg(marks: Sequence[ChartMark]) -> str:
-    """The marks as an SVG document."""
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-    ]
-    for mark in marks:
-        match mark:
-            case ChartLine():
-                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
-                dashes = ' stroke-dasharray="6 4"' if mark.dashed else ""
-                parts.append(
-                    f'<polyline points="{points}" fill="none" stroke="{mark.colour}" '
-                    f'stroke-width="{mark.width}" stroke-linejoin="round"{dashes}/>'
-                )
-            case ChartDot():
-                parts.append(f'<circle cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{mark.radius}" fill="{mark.colour}"/>')
-            case ChartText():
-                parts.append(
-                    f'<text x="{mark.x:.1f}" y="{mark.y:.1f}" fill="{mark.colour}" font-size="{mark.size}" '
-                    f'text-anchor="{mark.anchor}">{escape(mark.text)}</text>'
-                )
-    return "\n".join([*parts, "</svg>"])
 
 
 def write_png(marks: Sequence[ChartMark], path: Path) -> None:

@@ -68,16 +68,9 @@ def write_report(
             times(progress, cpu_s),
             places(
                 run,
-                {
-                    JOURNAL: (
-                        "the pool: what was recorded, and what became of it",
-                        f"headrace pool stats {quoted(run / JOURNAL)}",
-                    ),
-                    LOGS: ("what each process said", ""),
-                    f"{TRAINER}/{METRICS}": ("one line a step, with everything that was measured", ""),
-                    TRAINER: ("checkpoints, from which a run goes on", "headrace run --resume"),
-                    EVALUATIONS: ("each rollout on held-out data, with its reward", ""),
-                },
+                f"headrace pool stats {quoted(run / JOURNAL)}",
+                "headrace run --resume",
+                {EVALUATIONS: ("each rollout on held-out data, with its reward", "")},
             ),
             AboutSection("The run's file", code=file),
             trainer_configuration(run),
@@ -118,9 +111,16 @@ def _seconds(what: str, values: Mapping[str, float]) -> AboutTable:
     return AboutTable([what, ""], [[name, round(value, 1)] for name, value in values.items()], bars=True)
 
 
-def places(run: Path, found: Mapping[str, tuple[str, str]]) -> AboutSection:
+def places(run: Path, look: str, resume: str, more: Mapping[str, tuple[str, str]]) -> AboutSection:
     """Where to look in a run's folder: by path, what is there and the command that reads it. What is not there is left
-    out."""
+    out. `look` reads the journal, `resume` goes on with the run; `more` is what this kind of run has besides."""
+    found = {
+        JOURNAL: ("the pool: what was recorded, and what became of it", look),
+        LOGS: ("what each process said", ""),
+        f"{TRAINER}/{METRICS}": ("one line a step, with everything that was measured", ""),
+        TRAINER: ("checkpoints, from which a run goes on", resume),
+        **more,
+    }
     rows: list[list[Cell]] = [
         [name, words, command] for name, (words, command) in found.items() if (run / name).exists()
     ]

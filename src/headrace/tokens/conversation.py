@@ -75,8 +75,7 @@ class DigestChain:
         for n, message in enumerate(messages, 1):
             if message.tool_calls and not answer_text(message.content):
                 self.named[n] = self.naming(message)
-            content = canonical_bytes(message, self._calls, self.schemas)
-            written = len(content).to_bytes(8, "little") + content  # as with_length
+            written = with_length(canonical_bytes(message, self._calls, self.schemas))
             hasher.update(written)
             if message.role == "assistant":
                 self.keys[n] = hasher.copy().digest()

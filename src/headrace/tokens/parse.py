@@ -10,7 +10,7 @@ named in `malformed`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.tokens.answer import AnswerDelta, AnswerSoFar, CallDelta, NewId, Parsed
 from headrace.tokens.bodies import MORE, NO, BodyReader, Words, held_back, match_words
@@ -46,19 +46,6 @@ class AnswerParser:
         self._raw: list[str] = []  # the call being read, from its opener on
         self._seen = 0  # characters of held reasoning in which its end was looked for
         self._set_form(form)
-        self._states: dict[str, Callable[[bool], bool]] = {
-            "start": self._in_start,
-            "reasoning": self._in_reasoning,
-            "first": self._in_first,
-            "content": self._in_content,
-            "opening": self._in_opening,
-            "body": self._in_body,
-            "closing": self._in_closing,
-            "between": self._in_between,
-            "ending": self._in_ending,
-            "junk": self._in_junk,
-            "done": lambda last: False,
-        }
         self._state = "reasoning" if thinking else "start" if grammar.reasoning is not None else "first"
         if isinstance(form, CallForm) and isinstance(form.body, Channels):
             raise ValueError("an answer in channels is read by a ChannelParser")
@@ -101,12 +88,12 @@ class AnswerParser:
 
     def _advance(self, text: str) -> None:
         self._buffer += text
-        while self._states[self._state](False):
+        while self._STATES[self._state](self, False):
             pass
 
     def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it, and what was left open."""
-        while self._states[self._state](True):
+        while self._STATES[self._state](self, True):
             pass
         if self._space:
             self._answer.say(self._space)
@@ -383,6 +370,24 @@ class AnswerParser:
         if count and not self._opened:
             self._answer.say(self._buffer[:count])
         self._pass(count)
+
+    def _in_done(self, last: bool) -> bool:
+        return False
+
+    #: By name, and not by bound methods of each parser: those would be a circle that only the garbage collector ends.
+    _STATES: ClassVar[dict[str, Callable[[AnswerParser, bool], bool]]] = {
+        "start": _in_start,
+        "reasoning": _in_reasoning,
+        "first": _in_first,
+        "content": _in_content,
+        "opening": _in_opening,
+        "body": _in_body,
+        "closing": _in_closing,
+        "between": _in_between,
+        "ending": _in_ending,
+        "junk": _in_junk,
+        "done": _in_done,
+    }
 
 
 def _first(text: str, marks: Words) -> int:
