@@ -2,7 +2,7 @@
 
 The tokens of all sequences stand in one row. A token attends to itself and to what precedes it in its own sequence,
 never across a cut. No mask is built, and nothing is ever as large as the row squared: on CUDA with half precision
-sequences of different lengths go through torch's variable-length kernel as they stand, and long ones in parts;
+sequences of different lengths go through torch's variable-length kernel as they stand, and long ones one by one;
 elsewhere those of similar length are stacked and go through plain causal attention together. Which are stacked depends
 on the cuts alone and is decided once a batch.
 
@@ -69,7 +69,7 @@ def packed_attention(
     if tree is None and _has_varlen(query, value) and not _come_again(edges):
         if not has_dense(query) or not _is_long(edges):
             return _as_they_stand(query, key, value, edges, scaling)[None], None
-        tree = PrefixTree.of(edges)  # which shares nothing: most of a long sequence goes through the faster kernel
+        tree = PrefixTree.of(edges)  # which shares nothing: a long sequence goes through the faster kernel
     if tree is not None:
         return _in_tree(query, key, value, tree, scaling)[None], None
     return _stacked(query, key, value, edges, scaling)[None], None
@@ -163,7 +163,7 @@ def _come_again(cuts: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=16)
 def _is_long(cuts: tuple[int, ...]) -> bool:
-    """Whether any sequence is long enough to be attended to in parts."""
+    """Whether any sequence is long enough for a call of its own."""
     return int(_lengths(cuts).max()) >= DENSE_SEGMENT
 
 

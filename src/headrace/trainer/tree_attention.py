@@ -8,17 +8,19 @@ result and the merged log-sum-exp in place of its own, and gradients of what sev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import groupby, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.trainer import stacking
 from headrace.trainer.prefix_tree import PrefixTree
-from headrace.trainer.tree_plan import PrefixRead, dense_part, dense_segments, plan_blocks, plan_calls
+from headrace.trainer.tree_plan import PrefixRead, dense_part, dense_segments, padded_length, plan_blocks, plan_calls
 
 #: Tokens of the row: a span of them, or their indices.
 Where: TypeAlias = slice | Tensor
@@ -129,14 +131,14 @@ def _add(x: Tensor, where: Where, part: Tensor) -> None:
 
 
 def _part_call(reads: list[PrefixRead], device: torch.device, *, dense: bool = False) -> PartCall:
-    """One call for some reads: of one read as it stands, of several gathered."""
+    """One call for some reads: tokens that stand side by side as they stand, others gathered."""
 
     def edges(side: int) -> Tensor:
         return torch.tensor(np.cumsum([0, *(read.lengths[side] for read in reads)]), dtype=torch.int32, device=device)
 
     def where(spans: list[tuple[int, int]]) -> Where:
-        if len(spans) == 1:
-            return slice(*spans[0])
+        if all(one[1] == after[0] for one, after in pairwise(spans)):
+            return slice(spans[0][0], spans[-1][1])
         found: Tensor = torch.from_numpy(np.concatenate([np.arange(*span) for span in spans])).to(device)
         return found
 
@@ -282,72 +284,77 @@ class GpuKernels(TreeKernels):
     def __init__(self, tree: PrefixTree, device: torch.device, dense: bool) -> None:
         calls: list[PartCall] = []
         for reads in plan_calls(tree):
-            large, rest = dense_part(reads[0]) if dense and len(reads) == 1 else (None, [])
+            large, rest = dense_part(reads[0]) if dense and len(reads) == 1 else (None, None)
             if large is None:
                 calls.append(_part_call(reads, device))
-            else:
-                calls.append(_part_call([large], device, dense=True))
-                calls += [_part_call([part], device) for part in rest]
-        split = dense_segments(tree) if dense else []
-        calls += [_part_call([tail], device) for tail in split if tail.lengths[0]]
+                continue
+            calls.append(_part_call([large], device, dense=True))
+            if rest is not None:
+                calls.append(_part_call([rest], device))
         self.calls = tuple(calls)
-        #: The heads of long segments; and all else, each segment or tail causal in itself.
-        self._heads = [slice(*tail.keys) for tail in split]
-        begins = {tail.segment: tail.queries[0] for tail in split}
-        spans = [
-            (begins.get(at, begin), end) for at, (begin, end) in enumerate(zip(tree.cuts, tree.cuts[1:], strict=False))
+        own = [PrefixRead(at, span, span) for at, span in enumerate(pairwise(tree.cuts))]
+        long = set(dense_segments(tree)) if dense else set()
+        #: Segments, each causal in itself: a long one alone, and those between long ones together.
+        self._segments = [
+            _part_call(list(reads), device, dense=alone is not None)
+            for alone, reads in groupby(own, key=lambda read: read.segment if read.segment in long else None)
         ]
-        own = [PrefixRead(at, span, span) for at, span in enumerate(spans) if span[1] > span[0]]
-        self._rest = _part_call(own, device) if own else None
-        if not split and self._rest is not None:  # they stand one after the other already
-            every = slice(0, tree.cuts[-1])
-            self._rest = replace(self._rest, queries=every, keys=every)
 
     def within(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        if len(self._segments) == 1:
+            return _forward(self._segments[0], q, k, v, scale, causal=True)
         out, lse = torch.empty_like(q), q.new_empty(q.shape[1], len(q), dtype=torch.float32)
-        if self._rest is not None:
-            at = self._rest.queries
-            part, part_lse = _varlen_forward(self._rest, _at(q, at), _at(k, at), _at(v, at), scale, causal=True)
-            if not self._heads:
-                return part, part_lse
+        for call in self._segments:
+            at = call.queries
+            part, part_lse = _forward(call, _at(q, at), _at(k, at), _at(v, at), scale, causal=True)
             _put(out, at, part)
             _put(lse, at, part_lse, 1)
-        for head in self._heads:
-            part, part_lse = _dense_forward(q[head], k[head], v[head], scale, causal=True)
-            _put(out, head, part)
-            _put(lse, head, part_lse, 1)
         return out, lse
 
     def within_backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if len(self._segments) == 1:
+            return _backward(self._segments[0], grad, q, k, v, out, lse, scale, causal=True)
         found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        if self._rest is not None:
-            at = self._rest.queries
+        for call in self._segments:
+            at = call.queries
             dout, mine, keys, values, result = (_at(x, at) for x in (grad, q, k, v, out))
-            parts = _varlen_backward(self._rest, dout, mine, keys, values, result, _at(lse, at, 1), scale, causal=True)
-            if not self._heads:
-                return parts
+            parts = _backward(call, dout, mine, keys, values, result, _at(lse, at, 1), scale, causal=True)
             for whole, part in zip(found, parts, strict=True):
                 _put(whole, at, part)
-        for head in self._heads:
-            dout, mine, keys, values, result = (x[head] for x in (grad, q, k, v, out))
-            parts = _dense_backward(dout, mine, keys, values, result, _at(lse, head, 1), scale, causal=True)
-            for whole, part in zip(found, parts, strict=True):
-                _put(whole, head, part)
         return found
 
     def across(self, call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        if call.dense:
-            return _dense_forward(q, k, v, scale, causal=False)
-        return _varlen_forward(call, q, k, v, scale, causal=False)
+        return _forward(call, q, k, v, scale, causal=False)
 
     def across_backward(
         self, call: PartCall, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if call.dense:
-            return _dense_backward(grad, q, k, v, out, lse, scale, causal=False)
-        return _varlen_backward(call, grad, q, k, v, out, lse, scale, causal=False)
+        return _backward(call, grad, q, k, v, out, lse, scale, causal=False)
+
+
+def _forward(call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    if call.dense:
+        return _dense_forward(q, k, v, scale, causal=causal)
+    return _varlen_forward(call, q, k, v, scale, causal=causal)
+
+
+def _backward(
+    call: PartCall,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if call.dense:
+        return _dense_backward(grad, q, k, v, out, lse, scale, causal=causal)
+    return _varlen_backward(call, grad, q, k, v, out, lse, scale, causal=causal)
 
 
 def _varlen_forward(
@@ -406,13 +413,38 @@ def _summed(grad: Tensor, groups: int) -> Tensor:
 
 
 def _dense_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    tokens, rows = len(q), padded_length(len(q))
+    if causal:  # no token attends to what stands behind it, padding included
+        k, v = _padded(k, rows), _padded(v, rows)
+    out, lse = _cudnn_forward(_padded(q, rows), k, v, scale, causal=causal)
+    return out[:tokens], lse[:, :tokens]
+
+
+def _dense_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    queries, keys, rows = len(q), len(k), padded_length(len(q))
+    if causal:
+        k, v = _padded(k, rows), _padded(v, rows)
+    # Results of padding have no gradient, so it gives none to any key.
+    grad, q, out = (_padded(x, rows) for x in (grad, q, out))
+    dq, dk, dv = _cudnn_backward(grad, q, k, v, out, F.pad(lse, (0, rows - queries)), scale, causal=causal)
+    return dq[:queries], dk[:keys], dv[:keys]
+
+
+def _padded(x: Tensor, tokens: int) -> Tensor:
+    """With zeros behind it, as many tokens."""
+    return x if len(x) == tokens else F.pad(x, (0, 0, 0, 0, 0, tokens - len(x)))
+
+
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         *(_one_row(x) for x in (q, k, v)), None, True, 0.0, causal, False, scale=scale
     )
     return out[0].transpose(0, 1), lse[0, :, :, 0]
 
 
-def _dense_backward(
+def _cudnn_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     no_dropout = torch.zeros(2, dtype=torch.int64, device=q.device)

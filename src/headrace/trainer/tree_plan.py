@@ -3,7 +3,7 @@
 A token attends to what precedes it in its own segment, and to the first tokens of each segment on its path. The former
 is one causal call for all segments, or, on a CPU, one for those of similar length; the latter is one call for each
 place at which segments continue another. On a CPU a tree of many small segments costs least as one call under a mask;
-on a GPU many small calls are gathered into one, and of large ones the larger part is computed by a kernel of its own.
+on a GPU many small calls are gathered into one, and large ones go through a kernel of their own.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ ALL_PAIRS = 2
 #: Queries times keys from which a call of its own fills a GPU: smaller ones are gathered into one.
 OWN_CALL_PAIRS = 1 << 22
 #: A large call on a GPU goes through cuDNN's kernel, which is nearly twice as fast as the variable-length one and takes
-#: a tenth of a second for each shape that is new to it. So sides, of at least so many tokens, are rounded down to one
-#: of few lengths, and what is left is a call of its own: less than a 32nd of it, or than so many tokens.
-DENSE_SIDE, DENSE_LEFT, DENSE_STEP = 1024, 32, 128
-#: Tokens of a segment from which most of it is attended to among each other in such a call.
-DENSE_SEGMENT = 4 * DENSE_SIDE
+#: a tenth of a second for each shape that is new to it. So its sides, of at least so many tokens, have one of few
+#: lengths, a 32nd apart, or so many tokens: queries are padded to the next one; keys are rounded down to one, and those
+#: that are left are a call of their own.
+DENSE_SIDE, DENSE_PARTS, DENSE_STEP = 1024, 32, 128
+#: Tokens of a segment from which they are attended to among each other in such a call.
+DENSE_SEGMENT = 2 * DENSE_SIDE - DENSE_STEP
 #: Most keys for each query that are copied to gather calls into one: so copies are never many times the row.
 COPIED_KEYS_PER_QUERY = 4
 
@@ -131,34 +132,33 @@ def plan_calls(tree: PrefixTree) -> list[list[PrefixRead]]:
 
 def dense_length(tokens: int) -> int:
     """The most of so many tokens that a dense call takes; 0 where they are too few for one."""
-    if tokens < DENSE_SIDE:
-        return 0
-    step = max((1 << tokens.bit_length() - 1) // DENSE_LEFT, DENSE_STEP)
-    return tokens // step * step
+    return tokens // _dense_step(tokens) * _dense_step(tokens) if tokens >= DENSE_SIDE else 0
 
 
-def dense_part(read: PrefixRead) -> tuple[PrefixRead | None, list[PrefixRead]]:
-    """The part of a read that a dense call takes, None where there is none; and all that is left of it: together every
-    pair of a query and a key once."""
-    (begin, end), (first, last) = read.queries, read.keys
-    queries, keys = map(dense_length, read.lengths)
-    if not queries or not keys:
-        return None, [read]
-    sides = [((begin, begin + queries), (first + keys, last)), ((begin + queries, end), (first, last))]
-    rest = [PrefixRead(read.segment, *side) for side in sides]
-    dense = PrefixRead(read.segment, (begin, begin + queries), (first, first + keys))
-    return dense, [part for part in rest if all(part.lengths)]
+def padded_length(tokens: int) -> int:
+    """The least of a dense call's lengths that has room for so many tokens."""
+    return -(-tokens // _dense_step(tokens)) * _dense_step(tokens)
 
 
-def dense_segments(tree: PrefixTree) -> list[PrefixRead]:
-    """Segments that are long enough for a dense call, each as its tail, which attends to all of its head: as many
-    tokens as such a call takes. The tail may be empty."""
-    found = []
-    for at, (begin, end) in enumerate(zip(tree.cuts, tree.cuts[1:], strict=False)):
-        if end - begin >= DENSE_SEGMENT:
-            split = begin + dense_length(end - begin)
-            found.append(PrefixRead(at, (split, end), (begin, split)))
-    return found
+def _dense_step(tokens: int) -> int:
+    return max((1 << tokens.bit_length() - 1) // DENSE_PARTS, DENSE_STEP)
+
+
+def dense_part(read: PrefixRead) -> tuple[PrefixRead | None, PrefixRead | None]:
+    """The part of a read that a dense call takes, and what is left of it: together every pair of a query and a key
+    once. None stands for nothing."""
+    queries, keys = read.lengths
+    dense_keys = dense_length(keys)
+    if queries < DENSE_SIDE or not dense_keys:
+        return None, read
+    split = read.keys[0] + dense_keys
+    dense = PrefixRead(read.segment, read.queries, (read.keys[0], split))
+    return dense, PrefixRead(read.segment, read.queries, (split, read.keys[1])) if dense_keys < keys else None
+
+
+def dense_segments(tree: PrefixTree) -> list[int]:
+    """Segments that are long enough for a dense call."""
+    return [at for at, length in enumerate(np.diff(tree.cuts)) if length >= DENSE_SEGMENT]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
