@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,23 @@ class LosesAnswers:
     def fetch_batch(self, *args: Any, **kwargs: Any) -> None:
         assert self._pool.fetch_batch(*args, **kwargs) is not None
         raise RuntimeError("killed")
+
+
+class HasNothingYet:
+    """A pool that has nothing when it is asked first; `first_answer_at` is when it said so."""
+
+    def __init__(self, pool: DataPool) -> None:
+        self._pool = pool
+        self.first_answer_at = 0.0
+
+    def fetch_batch(self, *args: Any, **kwargs: Any) -> Any:
+        if self.first_answer_at:
+            return self._pool.fetch_batch(*args, **kwargs)
+        self.first_answer_at = time.monotonic()
+        return None
+
+    def stats(self, channel: str) -> Any:
+        return self._pool.stats(channel)
 
 
 @pytest.fixture
@@ -94,3 +112,14 @@ def test_a_batch_whose_answer_nobody_lived_to_see_is_given_back(pool: DataPool, 
         assert pool.stats("train")["ledger"]["leased"] == 0
         assert LeaseFile(tmp_path).read() == ([], "")
         assert resumed.next() is not None
+
+
+def test_a_trainer_is_starved_from_when_it_asked_in_vain(feed: BatchFeed, pool: DataPool, tmp_path: Path) -> None:
+    there = feed.next()
+    assert there is not None
+    assert there.starved == (0.0, 0.0)
+    empty = HasNothingYet(pool)
+    with fed_by(empty, tmp_path) as other:
+        later = other.next()
+    assert later is not None
+    assert 0 < later.starved[0] <= empty.first_answer_at < later.starved[1]

@@ -244,16 +244,16 @@ class BatchFeed:
         wanted = self._config.pool
         starved = (0.0, 0.0)
         while True:
+            asked = time.monotonic()
             batch = self._take(timeout=0)
-            if batch is None:
-                began = time.monotonic()
+            if batch is None:  # so there was none when it was asked for
                 while batch is None:
                     if self._stop.is_set():
                         return None
                     batch = self._take(timeout=FETCH_WAIT_S)
                     if batch is None and not self._wait_on():
                         return None
-                starved = (began, time.monotonic())
+                starved = (asked, time.monotonic())
             began = time.monotonic()
             groups = [group for group in batch.groups if not self._was_learned_from(group)]
             if not groups:
