@@ -89,7 +89,7 @@ async def test_each_prompt_of_a_conversation_begins_with_all_that_came_before(
     made: Made, gateway: Running, evidence: Evidence, task: Task, folder: Path
 ) -> None:
     options = {"_target_": "asking.py:Asking", "tokenizer": str(folder), "again": "And now?"}
-    await made(flow=options, sampling={"max_tokens": 6}).run(task)
+    await made(flow=options, sampling={"max_tokens": 6, "seed": 0}).run(task)
     steps = gateway.steps(task.trajectory_uid)
     evidence.holds(steps)
     assert tree(steps) == [None, 0, 1]
