@@ -253,7 +253,7 @@ class BatchFeed:
                     batch = self._take(timeout=FETCH_WAIT_S)
                     if batch is None and not self._wait_on():
                         return None
-                starved = (asked, time.monotonic())
+                starved = (asked, self._handed_out_at(batch))
             began = time.monotonic()
             groups = [group for group in batch.groups if not self._was_learned_from(group)]
             if not groups:
@@ -280,6 +280,13 @@ class BatchFeed:
                 starved=starved,
                 converted=(began, time.monotonic()),
             )
+
+    def _handed_out_at(self, batch: Batch) -> float:
+        """When the pool handed a batch out that has just come, by our monotonic clock, where the machines' clocks
+        agree."""
+        assert batch.deadline is not None
+        on_its_way = time.time() - (batch.deadline - self._config.pool.lease_s)
+        return time.monotonic() - max(on_its_way, 0.0)
 
     def _wait_on(self) -> bool:
         """Reports how much of the next batch is ready; False where the channel is shut down and no more will come."""
