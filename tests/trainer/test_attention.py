@@ -253,4 +253,4 @@ def test_on_a_gpu_it_is_what_it_is_on_a_cpu(dtype: torch.dtype, kv_heads: int) -
         found, _ = attention.packed_attention(torch.nn.Module(), *inputs, None, cuts=cuts)
         answers.append([found, *torch.autograd.grad(found.float().square().sum(), inputs)])
     for wanted, got in zip(*answers, strict=True):
-        torch.testing.assert_close(got.cpu().float(), wanted, atol=2e-5 if dtype == torch.float32 else 0.1, rtol=0.05)
+        torch.testing.assert_close(got.cpu().float(), wanted, atol=1e-4 if dtype == torch.float32 else 0.1, rtol=0.05)
