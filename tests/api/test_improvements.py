@@ -12,6 +12,7 @@ from tests.atropos.groups import group
 from tests.atropos.words import NOT_REGISTERED, environment, joined, registration
 
 from headrace import DataPool
+from headrace.storm.soak import tasks_of
 
 
 def test_batches_leave_oldest_first_and_the_step_counts_those_handed_out(api: Api) -> None:
@@ -97,7 +98,9 @@ def test_sizes_that_never_fit_are_said_in_every_answer_in_the_log_and_in_the_met
     assert "another group_size" in status["warning"]
     assert api.get("/batch") == {"batch": None}
     assert len([record for record in caplog.records if record.message.startswith("groups are dropped")]) == 1
-    assert 'headrace_api_dead_letters_total{why="unmatched"} 5' in api.client.get("/metrics").text
+    metrics = api.client.get("/metrics").text
+    assert 'headrace_api_dead_letters_total{why="unmatched"} 5' in metrics
+    assert tasks_of("api", metrics)["api tasks"] >= 1  # the one that tells it
 
 
 def test_an_environment_whose_groups_no_batch_can_hold_is_told_when_it_registers(api: Api) -> None:

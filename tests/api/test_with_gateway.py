@@ -11,6 +11,7 @@ from tests.gateway.kit import running_gateway, serving
 
 from headrace import DataPool, connect
 from headrace.pool.http import create_app as pool_app
+from headrace.storm.soak import tasks_of
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -23,7 +24,9 @@ def test_a_gateway_serves_the_routes_on_its_own_pool(pool: DataPool, folder: Pat
         assert api.get("/batch") == {"batch": [full(group(1, 4, env))]}
         until(lambda: pool.stats()["desk"]["served"] == 1)  # recorded once it was written
         assert gateway.get("/health").status_code == 200
-        assert 'headrace_api_groups_total{end="served"} 1' in gateway.get("/metrics").text
+        metrics = gateway.get("/metrics").text
+        assert 'headrace_api_groups_total{end="served"} 1' in metrics
+        assert tasks_of("gateway", metrics)["gateway tasks"] >= 1  # the one that tells it
         api.close()
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.storm.soak import growth_of, usage_of
+from headrace.storm.soak import growth_of, tasks_of, usage_of
 
 
 def test_what_grows_by_so_much_an_hour_is_told_with_its_error() -> None:
@@ -44,3 +44,11 @@ def test_a_journal_may_grow_until_it_is_compacted() -> None:
 def test_what_a_process_uses_is_read_and_one_that_is_gone_uses_nothing() -> None:
     assert set(usage_of(os.getpid())) == {"memory MB", "descriptors", "threads"}
     assert usage_of(2**22 + 1) == {}
+
+
+def test_tasks_are_those_of_each_worker_or_of_the_one_process() -> None:
+    lines = "# HELP headrace_gateway_tasks tasks\n# TYPE headrace_gateway_tasks gauge\n"
+    assert tasks_of("gateway", lines + "headrace_gateway_tasks 7.0\n") == {"gateway tasks": 7}
+    several = lines + "".join(f'headrace_gateway_tasks{{worker="{n}"}} {n + 5}\n' for n in range(2))
+    assert tasks_of("gateway", several) == {"gateway worker 0 tasks": 5, "gateway worker 1 tasks": 6}
+    assert tasks_of("api", several) == {}

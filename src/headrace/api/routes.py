@@ -29,7 +29,7 @@ from headrace.data.scored import (
     read_group,
     read_groups,
 )
-from headrace.net.exposition import CONTENT_TYPE, exposition
+from headrace.net.exposition import CONTENT_TYPE, exposition, family
 from headrace.net.front_page import KIND as PAGE
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import NotFound, NotRegistered
@@ -305,7 +305,9 @@ class Routes:
 
     async def metrics(self, request: Request) -> ApiResponse:
         stats = await self._pool.stats()
-        return ApiResponse(exposition(metrics.families(stats["desk"])), content_type=CONTENT_TYPE.encode())
+        tasks = family("headrace_api_tasks", "gauge", "tasks of the event loop", [({}, len(asyncio.all_tasks()))])
+        found = [*metrics.families(stats["desk"]), tasks]
+        return ApiResponse(exposition(found), content_type=CONTENT_TYPE.encode())
 
     async def openapi(self, request: Request) -> ApiResponse:
         return json_response(openapi())

@@ -290,6 +290,7 @@ class Gateway:
             "memory_bytes": ("what calls under way hold, of --memory-mb", self.admission.bytes),
             "stalled": ("clients that an answer waits for", self.admission.stalled),
             "behind_seconds": ("how far the event loop is behind", round(self.admission.behind_s, 6)),
+            "tasks": ("tasks of the event loop", len(asyncio.all_tasks())),
             "held": ("calls that wait for a resume", sum(model.upstream.waiting for model in self.models)),
             "sessions": ("running trajectories in memory", len(self.sessions)),
             "session_tokens": ("tokens of running trajectories in memory", self.sessions.tokens),

@@ -1,4 +1,5 @@
-"""What grows while a system only works: memory, descriptors and threads of every process, files, latencies, over time.
+"""What grows while a system only works: memory, descriptors and threads of every process, tasks of the gateway's and
+the API's event loops, files, latencies, over time.
 
 `growth_of` fits a line through what was sampled after the warm-up. Its error is that of independent samples; where what
 is sampled goes up and down slowly, as a journal does that is compacted, the real one is larger.
@@ -16,7 +17,10 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.net.async_client import AsyncHttpClient
+from headrace.net.http_answer import NoAnswer
 from headrace.storm.agents import StormAgents
 from headrace.storm.log import EventLog
 from headrace.storm.system import System
@@ -34,8 +38,10 @@ REST_S = 0.2
 #: What grows: within what was looked at, by more than so much of its mean, by more than a few of its unit (connections
 #: come and go), and by more than so many of its errors.
 GROWS_SHARE = 0.1
-GROWS_LEAST = {"memory MB": 8.0, "descriptors": 24.0, "threads": 3.0, "ms": 50.0}
+GROWS_LEAST = {"memory MB": 8.0, "descriptors": 24.0, "threads": 3.0, "tasks": 24.0, "ms": 50.0}
 GROWS_ERRORS = 4.0
+#: Processes that tell how many tasks their event loops have, and the seconds that they may take for it.
+SCRAPED, SCRAPE_S = ("gateway", "api"), 30.0
 #: Growth that is told and not judged: a journal grows until it is compacted.
 NOT_JUDGED = ("bytes",)
 
@@ -79,6 +85,7 @@ class Soak:
     def __init__(self, system: System, agents: StormAgents, log: EventLog, count: int) -> None:
         """`count`: agents at once, twice as many in a burst."""
         self._system, self._agents, self._log, self._count = system, agents, log, count
+        self._client = AsyncHttpClient(total_s=SCRAPE_S)
         self._sampled: dict[str, list[tuple[float, float]]] = {}
 
     async def run(self, seconds: float) -> list[Growth]:
@@ -95,10 +102,11 @@ class Soak:
                 self._log.write("burst")
                 length = period * BURST_SHARE
                 bursts += [asyncio.create_task(self._burst(next(numbers), length)) for _ in range(self._count)]
-            self._sample(passed)
+            await self._sample(passed)
             await asyncio.sleep(every)
         self._agents.stopping = True
         await asyncio.gather(*playing, *bursts)
+        await self._client.close()
         after = seconds * WARM_UP
         late = {what: [(at, value) for at, value in found if at > after] for what, found in self._sampled.items()}
         return [growth_of(what, found) for what, found in sorted(late.items()) if len(found) > 2]
@@ -108,8 +116,8 @@ class Soak:
         until = time.monotonic() + seconds
         await self._agents.run(number, REST_S, until)
 
-    def _sample(self, passed: float) -> None:
-        figures: dict[str, float] = {}
+    async def _sample(self, passed: float) -> None:
+        figures = await self._tasks()
         for name, service in self._system.services.items():
             for process, pid in _family(name, service.pid, service.children):
                 for what, value in usage_of(pid).items():
@@ -124,6 +132,27 @@ class Soak:
         self._log.write("usage", figures=figures)
         for what, value in figures.items():
             self._sampled.setdefault(what, []).append((passed, value))
+
+    async def _tasks(self) -> dict[str, float]:
+        """The tasks of each event loop that tells them; none where a process does not answer in time."""
+        found: dict[str, float] = {}
+        for name in SCRAPED:
+            with contextlib.suppress(NoAnswer):
+                url = f"{self._system.services[name].address}/metrics"
+                answer = await self._client.request("GET", url, headers=self._system.admin)
+                found |= tasks_of(name, answer.body.decode())
+        return found
+
+
+def tasks_of(name: str, metrics: str) -> dict[str, float]:
+    """The tasks of a process' event loop, or of those of its workers, out of what it tells Prometheus."""
+    found = {}
+    for family in text_string_to_metric_families(metrics):
+        if family.name == f"headrace_{name}_tasks":
+            for sample in family.samples:
+                worker = f" worker {sample.labels['worker']}" if "worker" in sample.labels else ""
+                found[f"{name}{worker} tasks"] = sample.value
+    return found
 
 
 def usage_of(pid: int) -> dict[str, float]:
