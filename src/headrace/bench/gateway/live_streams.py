@@ -140,12 +140,11 @@ async def _streams(address: str, paths: list[str], tokens: int, apart_s: float) 
 
 
 async def _begin(session: aiohttp.ClientSession, address: str, channel: str) -> str:
-    async with session.post(address + "/init_trajectory", data=b"{}", headers=JSON) as answer:
-        base: str = orjson.loads(await answer.read())["base_url"] + "/v1"
-    registered = orjson.dumps({"channel": channel})
-    async with session.post(base + "/register_trajectory", data=registered, headers=JSON) as answer:
+    asked = orjson.dumps({"channel": channel})
+    async with session.post(address + "/init_trajectory", data=asked, headers=JSON) as answer:
         answer.raise_for_status()
-    return urlsplit(base).path + "/chat/completions"
+        base: str = orjson.loads(await answer.read())["base_url"]
+    return urlsplit(base).path + "/v1/chat/completions"
 
 
 async def _stream(address: str, path: str, tokens: int, text: str) -> StreamTimes:

@@ -284,9 +284,9 @@ class BenchAgent:
     async def begin(self) -> None:
         """Opens a trajectory where the target has any."""
         if self._target.trajectories:
-            made = await self._post(self._target.url + "/init_trajectory", {})
+            asked = {"channel": "train", "metadata": {"source": "bench"}}
+            made = await self._post(self._target.url + "/init_trajectory", asked)
             self._base = made["base_url"] + "/v1"
-            await self._post(self._base + "/register_trajectory", {"channel": "train", "metadata": {"source": "bench"}})
 
     async def ask(self, words: int) -> float:
         """One call, with the whole history and so many new words; seconds until its answer was read."""
