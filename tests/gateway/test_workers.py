@@ -19,11 +19,12 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import uvloop
 from tests.engine.kit import Client
 from tests.gateway.kit import await_ready, told, until
 
 from headrace import connect
-from headrace.gateway.workers import MAX_LINE_BYTES, lines_of
+from headrace.gateway.workers import MAX_LINE_BYTES, give_task, lines_of, send
 from headrace.pool.readonly import JournalView
 
 WORKERS = 2
@@ -215,6 +216,20 @@ async def test_whatever_a_worker_prints_is_read() -> None:
     found = [line async for line in lines_of(stream)]
     assert (found[0], found[-2:]) == (b'{"a": 1}', [b'{"b": 2}', b"last"])
     assert b"".join(found[1:-2]) == b"x" * 3 * MAX_LINE_BYTES
+
+
+def test_a_worker_that_is_gone_before_it_has_its_task_is_none_of_its_parents_errors() -> None:
+    async def started_and_gone() -> None:
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", "", **pipes)
+        assert child.stdin is not None
+        await child.wait()
+        await child.stdin.wait_closed()
+        give_task(child, b"{}\n")
+        send(child, signal.SIGTERM)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(started_and_gone())
 
 
 def test_no_process_of_a_gateway_loads_torch(gateway: Gateway) -> None:

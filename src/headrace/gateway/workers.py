@@ -174,7 +174,7 @@ class Workers:
                 self._ready.add(number)
             case "failed" if number in self._ready:  # it took the place of one that was: the others go on
                 log.error("worker %d is not ready: %s", number, line.error)
-                self._children[number].terminate()
+                send(self._children[number], signal.SIGTERM)
             case "failed":
                 self._failure = self._failure or line.error
                 if not self._ending.is_set():
@@ -245,11 +245,10 @@ class Workers:
                 await asyncio.sleep(wait)
                 continue
             self._children[number] = child
-            assert child.stdin is not None
             assert child.stdout is not None
-            child.stdin.write(task)
+            give_task(child, task)
             if self._ending.is_set():
-                child.terminate()
+                send(child, signal.SIGTERM)
             async for said in lines_of(child.stdout):
                 try:
                     line = msgspec.json.decode(said, type=WorkerMessage)
@@ -258,7 +257,7 @@ class Workers:
                     continue
                 if line.what == "listening" and not await control.add_worker(number, line.text):
                     log.error("worker %d does not hear what the others know, and is started again", number)
-                    child.kill()
+                    send(child, signal.SIGKILL)
                     continue
                 self._heard(number, line, start)
             code = await child.wait()
@@ -308,8 +307,20 @@ class Workers:
         again = self._ending.is_set()
         self._ending.set()
         for child in self._children.values():
-            if child.returncode is None:
-                child.kill() if again else child.terminate()
+            send(child, signal.SIGKILL if again else signal.SIGTERM)
+
+
+def give_task(child: asyncio.subprocess.Process, task: bytes) -> None:
+    """Writes a task to a worker's standard input. One that is gone gets none, and its end is noticed elsewhere."""
+    assert child.stdin is not None
+    with contextlib.suppress(OSError, RuntimeError):  # uvloop's word for a pipe that is closed
+        child.stdin.write(task)
+
+
+def send(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Sends a signal to a worker, unless it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
