@@ -76,10 +76,11 @@ async def ask(fifo: Path) -> None:
 
 
 async def lines(path: Path, start: str, count: int) -> list[str]:
-    """The lines of a log that begin so, once there are as many."""
+    """The whole lines of a log that begin so, once there are as many."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        found = [line for line in path.read_text().splitlines() if line.startswith(start)]
+        whole, _, _ = path.read_text().rpartition("\n")
+        found = [line for line in whole.splitlines() if line.startswith(start)]
         if len(found) >= count:
             return found
         await asyncio.sleep(0.01)

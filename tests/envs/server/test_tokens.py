@@ -122,12 +122,12 @@ async def test_a_conversation_of_many_turns_is_one_sequence(server: ServerManage
 
 async def test_answers_of_one_call_are_sequences_that_go_on_apart(server: ServerManager, evidence: Evidence) -> None:
     async with server.managed_server() as managed:
-        first = await managed.chat_completion(messages=[user("a")], n=3, max_tokens=6)
+        first = await managed.chat_completion(messages=[user("a")], n=3, max_tokens=6, seed=0)
         opening = evidence.calls()
         assert len(managed.get_state()["nodes"]) == 3
         said = first.choices[1].message.content
         history = [user("a"), {"role": "assistant", "content": said}, user("b")]
-        await managed.chat_completion(messages=history, max_tokens=6)
+        await managed.chat_completion(messages=history, max_tokens=6, seed=0)
         nodes = managed.get_state()["nodes"]
     second = evidence.calls()[-1]
     assert len(nodes) == 3
@@ -142,9 +142,9 @@ async def test_answers_of_one_call_are_sequences_that_go_on_apart(server: Server
 
 async def test_a_history_that_was_rewritten_begins_a_sequence(server: ServerManager, evidence: Evidence) -> None:
     async with server.managed_server() as managed:
-        await managed.chat_completion(messages=[user("a")], max_tokens=6)
+        await managed.chat_completion(messages=[user("a")], max_tokens=6, seed=0)
         rewritten = [user("a"), {"role": "assistant", "content": "never said"}, user("b")]
-        await managed.chat_completion(messages=rewritten, max_tokens=6)
+        await managed.chat_completion(messages=rewritten, max_tokens=6, seed=0)
         nodes = managed.get_state()["nodes"]
     for node, call in zip(nodes, evidence.calls(), strict=True):
         holds(node, [call])
@@ -163,9 +163,9 @@ async def test_text_is_continued_from_its_ids(server: ServerManager, evidence: E
 
 async def test_a_tree_keeps_every_turn(server: ServerManager, evidence: Evidence) -> None:
     async with server.managed_server(track_tree=True) as managed:
-        answer = await managed.chat_completion(messages=[user("a")], max_tokens=6)
+        answer = await managed.chat_completion(messages=[user("a")], max_tokens=6, seed=0)
         history = [user("a"), {"role": "assistant", "content": answer.choices[0].message.content}, user("b")]
-        await managed.chat_completion(messages=history, max_tokens=6)
+        await managed.chat_completion(messages=history, max_tokens=6, seed=0)
         tree = managed.get_state()["tree"]
     calls = evidence.calls()
     first, second = sorted(tree.values(), key=lambda node: len(node.tokens))
