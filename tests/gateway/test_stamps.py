@@ -8,7 +8,7 @@ import pytest
 
 from headrace import DataPool
 from headrace.gateway.errors import Refusal
-from headrace.gateway.sessions import Sessions
+from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.stamps import SessionStamps
 
 
@@ -40,6 +40,24 @@ async def test_a_session_that_another_worker_ended_is_read_again(tmp_path: Path)
             await one.running("t", "p", "train", begin=True)
         assert found.value.status == 409
         assert await one.running("u", "p", "train", begin=True) is untouched
+
+
+async def test_sessions_that_other_workers_ended_are_forgotten_though_nobody_asks_for_them(tmp_path: Path) -> None:
+    table = tmp_path / "stamps"
+    SessionStamps.create(table)
+    other = SessionStamps(table)
+    with DataPool() as pool:
+        one = worker(pool, table)
+        live = [one.add(Session(f"live-{n}", "p", "train")) for n in range(10)]
+        used = one.add(Session("used", "p", "train"))
+        other.change("used")
+        with one.using(used):
+            for n in range(1_000):
+                one.add(Session(f"ended-{n}", "p", "train"))
+                other.change(f"ended-{n}")
+            assert len(one) <= 3 * (len(live) + 1)
+            assert one.add(Session("used", "p", "train")) is used, "a call is under way in it"
+        assert [await one.find(session.uid) for session in live] == live
 
 
 def test_changes_of_several_processes_add_up(tmp_path: Path) -> None:

@@ -40,8 +40,11 @@ REQUEST_FIELD, TEXT_FIELD = "request", "text"
 #: Where a step's metadata holds what a later call may go on from.
 STORED_FIELD = "kept"
 
-#: Sessions in memory, however few tokens they hold: some 2 kB each even without any.
+#: Sessions in memory, however few tokens they hold: some 5 kB each even without any.
 MAX_SESSIONS = 100_000
+#: Sessions that are looked at for each that is taken in: whether another worker ended them. With two, no more of those
+#: are kept than there are under way.
+SWEPT_FOR_EACH = 2
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -242,6 +245,7 @@ class Sessions:
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._loading: dict[str, asyncio.Task[Session]] = {}
         self._tokens = 0
+        self._to_sweep: OrderedDict[str, None] = OrderedDict()  # uids, those first that were looked at longest ago
 
     def __len__(self) -> int:
         return len(self._known)
@@ -329,6 +333,9 @@ class Sessions:
         known = self._known.setdefault(session.uid, session)
         if known is session:
             self._tokens += session.tokens
+            if self.stamps is not None:
+                self._sweep()
+                self._to_sweep[session.uid] = None
             self._trim()
         return known
 
@@ -381,6 +388,14 @@ class Sessions:
             return Session(uid, prompt_uid, channel)
         await self._pool.open(uid, prompt_uid, channel)
         return await self._load(uid)  # not with another call's, which may have begun before it was opened
+
+    def _sweep(self) -> None:
+        """Forgets of a few sessions those that another worker ended or changed: nobody may ever ask for them here."""
+        for _ in range(min(SWEPT_FOR_EACH, len(self._to_sweep))):
+            uid, _ = self._to_sweep.popitem(last=False)
+            session = self._known.get(uid)
+            if session is not None and (session.busy or self._current(uid) is not None):
+                self._to_sweep[uid] = None
 
     def _trim(self) -> None:
         """Forgets the least used, as many as are too many: it looks at no more than these and those in use."""
