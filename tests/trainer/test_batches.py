@@ -37,15 +37,19 @@ class LosesAnswers:
 
 
 class HasNothingYet:
-    """A pool that has nothing when it is asked first; `first_answer_at` is when it said so."""
+    """A pool that has nothing when it is asked first; `first_answer_at` is when it said so. Its batches are as many
+    seconds on their way, by their deadline."""
 
-    def __init__(self, pool: DataPool) -> None:
+    def __init__(self, pool: DataPool, on_its_way_s: float = 0.0) -> None:
         self._pool = pool
+        self._on_its_way_s = on_its_way_s
         self.first_answer_at = 0.0
 
     def fetch_batch(self, *args: Any, **kwargs: Any) -> Any:
         if self.first_answer_at:
-            return self._pool.fetch_batch(*args, **kwargs)
+            batch: Any = self._pool.fetch_batch(*args, **kwargs)
+            batch.deadline -= self._on_its_way_s
+            return batch
         self.first_answer_at = time.monotonic()
         return None
 
@@ -123,3 +127,11 @@ def test_a_trainer_is_starved_from_when_it_asked_in_vain(feed: BatchFeed, pool: 
         later = other.next()
     assert later is not None
     assert 0 < later.starved[0] <= empty.first_answer_at < later.starved[1]
+
+
+def test_a_batchs_way_from_the_pool_is_no_starvation(pool: DataPool, tmp_path: Path) -> None:
+    slow = HasNothingYet(pool, on_its_way_s=3600)
+    with fed_by(slow, tmp_path) as feed:
+        found = feed.next()
+    assert found is not None
+    assert found.starved[1] < slow.first_answer_at < found.converted[0]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.backends.models import VOCABULARY, llama, qwen3
+from tests.trainer.backends.models import VOCABULARY, gap, llama, qwen3
 from tests.trainer.kit import sequence
 
 from headrace import Sequence
@@ -156,10 +156,6 @@ def learned(model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
     found = log_probs(model, packed)
     (found * packed.advantages).sum().backward()
     return found.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-
-def gap(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 @pytest.mark.parametrize("in_parts", [True, False])

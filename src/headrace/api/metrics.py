@@ -9,6 +9,8 @@ from prometheus_client.metrics_core import Metric
 
 from headrace.net.exposition import family
 
+#: How the names of these metrics begin.
+PREFIX = "headrace_api_"
 #: What became of groups, as `stats()["desk"]` counts them.
 ENDS = ("posted", "served", "moved", "cleared", "duplicates")
 #: Where those that are here are.
@@ -31,4 +33,4 @@ def _metric(
     name: str, kind: Literal["counter", "gauge"], meaning: str, label: str, found: int | Mapping[str, int]
 ) -> Metric:
     samples = [({label: by}, n) for by, n in found.items()] if isinstance(found, Mapping) else [({}, found)]
-    return family(f"headrace_api_{name}", kind, meaning, samples)
+    return family(PREFIX + name, kind, meaning, samples)

@@ -29,7 +29,7 @@ from headrace.data.scored import (
     read_group,
     read_groups,
 )
-from headrace.net.exposition import CONTENT_TYPE, exposition, family
+from headrace.net.exposition import CONTENT_TYPE, exposition, loop_tasks
 from headrace.net.front_page import KIND as PAGE
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import NotFound, NotRegistered
@@ -305,8 +305,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> ApiResponse:
         stats = await self._pool.stats()
-        tasks = family("headrace_api_tasks", "gauge", "tasks of the event loop", [({}, len(asyncio.all_tasks()))])
-        found = [*metrics.families(stats["desk"]), tasks]
+        found = [*metrics.families(stats["desk"]), loop_tasks(metrics.PREFIX)]
         return ApiResponse(exposition(found), content_type=CONTENT_TYPE.encode())
 
     async def openapi(self, request: Request) -> ApiResponse:

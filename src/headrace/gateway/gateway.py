@@ -37,7 +37,7 @@ from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.startup import LogObserver, StartupObserver, observe_startup
 from headrace.gateway.upstream import Upstream
-from headrace.net.exposition import family
+from headrace.net.exposition import family, loop_tasks
 from headrace.net.server import BodyTooLarge, read_body
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
@@ -285,12 +285,12 @@ class Gateway:
     def metrics(self) -> Iterator[Metric]:
         """Counters and gauges as Prometheus' metrics."""
         yield from self.counters.families()
+        yield loop_tasks(PREFIX)
         one = {
             "in_flight": ("calls under way", self.admission.calls),
             "memory_bytes": ("what calls under way hold, of --memory-mb", self.admission.bytes),
             "stalled": ("clients that an answer waits for", self.admission.stalled),
             "behind_seconds": ("how far the event loop is behind", round(self.admission.behind_s, 6)),
-            "tasks": ("tasks of the event loop", len(asyncio.all_tasks())),
             "held": ("calls that wait for a resume", sum(model.upstream.waiting for model in self.models)),
             "sessions": ("running trajectories in memory", len(self.sessions)),
             "session_tokens": ("tokens of running trajectories in memory", self.sessions.tokens),

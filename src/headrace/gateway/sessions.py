@@ -40,10 +40,10 @@ REQUEST_FIELD, TEXT_FIELD = "request", "text"
 #: Where a step's metadata holds what a later call may go on from.
 STORED_FIELD = "kept"
 
-#: Sessions in memory, however few tokens they hold: some 5 kB each even without any.
+#: Sessions in memory, however few tokens they hold: some 2 kB each even without any.
 MAX_SESSIONS = 100_000
-#: Sessions that are looked at for each that is taken in: whether another worker ended them. With two, no more of those
-#: are kept than there are under way.
+#: Sessions that are looked at for each that is taken in: whether another worker ended them. With two, about as
+#: many of those are kept as there are under way.
 SWEPT_FOR_EACH = 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +31,11 @@ def family(
     for labels, value in samples:
         found.add_sample(f"{name}_total" if kind == "counter" else name, dict(labels), value)
     return found
+
+
+def loop_tasks(prefix: str) -> Metric:
+    """How many tasks the running event loop has, as the gauge `tasks` behind a prefix."""
+    return family(f"{prefix}tasks", "gauge", "tasks of the event loop", [({}, len(asyncio.all_tasks()))])
 
 
 def histogram(name: str, meaning: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:

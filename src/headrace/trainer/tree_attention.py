@@ -8,8 +8,9 @@ result and the merged log-sum-exp in place of its own, and gradients of what sev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
 from typing import Any, TypeAlias
 
@@ -24,6 +25,9 @@ from headrace.trainer.tree_plan import PrefixRead, dense_part, dense_segments, p
 
 #: Tokens of the row: a span of them, or their indices.
 Where: TypeAlias = slice | Tensor
+
+#: Of queries, keys and values.
+Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 #: Widest heads that cuDNN's attention has a gradient for.
 DENSE_WIDTH = 128
@@ -64,7 +68,7 @@ class TreeKernels(ABC):
     @abstractmethod
     def within_backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Gradients:
         """Its gradients, which may be written into."""
 
     @abstractmethod
@@ -74,7 +78,7 @@ class TreeKernels(ABC):
     @abstractmethod
     def across_backward(
         self, call: PartCall, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Gradients:
         """Its gradients."""
 
 
@@ -189,7 +193,7 @@ class CpuKernels(TreeKernels):
 
     def within_backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Gradients:
         found: list[list[Tensor]] = [[], [], []]
         lses = self._placed(lse.t())
         parts = zip(self._stacks, self._spread(grad), *(self._placed(x) for x in (q, k, v, out)), lses, strict=True)
@@ -212,7 +216,7 @@ class CpuKernels(TreeKernels):
 
     def across_backward(
         self, call: PartCall, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Gradients:
         given = [_rows(x, 1, len(x)) for x in (grad, q, k, v, out)]
         dq, dk, dv = _cpu_backward(given, lse[None], None, scale, causal=False)
         return dq[0].transpose(0, 1), dk[0].transpose(0, 1), dv[0].transpose(0, 1)
@@ -258,9 +262,7 @@ def _cpu_forward(qkv: list[Tensor], mask: Tensor | None, scale: float, *, causal
     return out, lse
 
 
-def _cpu_backward(
-    given: list[Tensor], lse: Tensor, mask: Tensor | None, scale: float, *, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _cpu_backward(given: list[Tensor], lse: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Gradients:
     """`given` is the gradient, queries, keys, values and results."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *given, lse, 0.0, causal, attn_mask=mask, scale=scale
@@ -302,59 +304,46 @@ class GpuKernels(TreeKernels):
 
     def within(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         if len(self._segments) == 1:
-            return _forward(self._segments[0], q, k, v, scale, causal=True)
+            forward, _ = _kernels_of(self._segments[0])
+            return forward(q, k, v, scale, causal=True)
         out, lse = torch.empty_like(q), q.new_empty(q.shape[1], len(q), dtype=torch.float32)
         for call in self._segments:
-            at = call.queries
-            part, part_lse = _forward(call, _at(q, at), _at(k, at), _at(v, at), scale, causal=True)
+            at, (forward, _) = call.queries, _kernels_of(call)
+            part, part_lse = forward(_at(q, at), _at(k, at), _at(v, at), scale, causal=True)
             _put(out, at, part)
             _put(lse, at, part_lse, 1)
         return out, lse
 
     def within_backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Gradients:
         if len(self._segments) == 1:
-            return _backward(self._segments[0], grad, q, k, v, out, lse, scale, causal=True)
+            _, backward = _kernels_of(self._segments[0])
+            return backward(grad, q, k, v, out, lse, scale, causal=True)
         found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for call in self._segments:
-            at = call.queries
-            dout, mine, keys, values, result = (_at(x, at) for x in (grad, q, k, v, out))
-            parts = _backward(call, dout, mine, keys, values, result, _at(lse, at, 1), scale, causal=True)
+            at, (_, backward) = call.queries, _kernels_of(call)
+            parts = backward(*(_at(x, at) for x in (grad, q, k, v, out)), _at(lse, at, 1), scale, causal=True)
             for whole, part in zip(found, parts, strict=True):
                 _put(whole, at, part)
         return found
 
     def across(self, call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return _forward(call, q, k, v, scale, causal=False)
+        forward, _ = _kernels_of(call)
+        return forward(q, k, v, scale, causal=False)
 
     def across_backward(
         self, call: PartCall, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return _backward(call, grad, q, k, v, out, lse, scale, causal=False)
+    ) -> Gradients:
+        _, backward = _kernels_of(call)
+        return backward(grad, q, k, v, out, lse, scale, causal=False)
 
 
-def _forward(call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+def _kernels_of(call: PartCall) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Gradients]]:
+    """What computes a call, and what computes its gradients."""
     if call.dense:
-        return _dense_forward(q, k, v, scale, causal=causal)
-    return _varlen_forward(call, q, k, v, scale, causal=causal)
-
-
-def _backward(
-    call: PartCall,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    *,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if call.dense:
-        return _dense_backward(grad, q, k, v, out, lse, scale, causal=causal)
-    return _varlen_backward(call, grad, q, k, v, out, lse, scale, causal=causal)
+        return _dense_forward, _dense_backward
+    return partial(_varlen_forward, call), partial(_varlen_backward, call)
 
 
 def _varlen_forward(
@@ -380,7 +369,7 @@ def _varlen_backward(
     scale: float,
     *,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     groups = q.shape[1] // k.shape[1]
     edges = (call.query_edges, call.key_edges, call.most_queries, call.most_keys)
     no_dropout = (torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device))
@@ -422,7 +411,7 @@ def _dense_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: boo
 
 def _dense_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, *, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     queries, keys, rows = len(q), len(k), padded_length(len(q))
     if causal:
         k, v = _padded(k, rows), _padded(v, rows)
@@ -446,7 +435,7 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: boo
 
 def _cudnn_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, *, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     no_dropout = torch.zeros(2, dtype=torch.int64, device=q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         *(_one_row(x) for x in (grad, q, k, v, out)),

@@ -42,3 +42,8 @@ def _built(kind: Any, config: Any, implementation: str) -> Any:
     torch.manual_seed(0)
     config._attn_implementation = implementation
     return kind(config).train()
+
+
+def gap(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """How far two tensors lie apart, relative to the second."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
