@@ -37,7 +37,9 @@ class SimulatedConsumer(Client):
     def __init__(self, world: World, name: str, channel: str, checkpoint: Checkpoint, *, leased: bool) -> None:
         # A fetch without a lease that arrives again after the next ones were answered would take what nobody receives.
         super().__init__(world, name, doubled=leased)
-        self._channel, self._checkpoint, self._leased = channel, checkpoint, leased
+        self.leased = leased
+        self.answers = 0  # that it has had
+        self._channel, self._checkpoint = channel, checkpoint
         self._count = 0
         self._open: FetchBatch | None = None  # what it had asked for when it was killed
 
@@ -57,7 +59,7 @@ class SimulatedConsumer(Client):
                 self.chance.choice(SIZES) if self._count % 2 else 1,
                 channel=self._channel,
                 order="latest" if self.chance.random() < 0.1 else "fifo",
-                lease_s=self.chance.choice(LEASES_S) if self._leased else None,
+                lease_s=self.chance.choice(LEASES_S) if self.leased else None,
                 timeout=WAIT_S,
                 request_id=f"{self.name}/{self._count}",
             )
@@ -66,6 +68,7 @@ class SimulatedConsumer(Client):
         fetch = self._open
         batch: HandOut | None
         batch, _ = await self.ask("fetch", self._channel, fetch)
+        self.answers += 1
         if batch is None:
             self.log("nothing", request=fetch.request_id)
         else:

@@ -156,14 +156,14 @@ class _Simulation:
                 await asyncio.sleep(LOOK_S)
             world.stopping = True
             faults.stop()
-            await self._end(agents)
+            await self._end(agents, consumers)
         finally:
             for task in (*agents, *tasks):
                 task.cancel()
             await asyncio.gather(*agents, *tasks, return_exceptions=True)
             await machine.close()
 
-    async def _end(self, agents: list[asyncio.Task[None]]) -> None:
+    async def _end(self, agents: list[asyncio.Task[None]], consumers: list[SimulatedConsumer]) -> None:
         """Agents end what they began, consumers take what is left; then the pool tells of itself."""
         machine = self._machine
         until = self._scheduler.now + PATIENCE_S
@@ -181,7 +181,7 @@ class _Simulation:
             if agent.done() and agent.exception() is not None:
                 self._log.write("simulation", "died", target="agent", how=repr(agent.exception()))
         with contextlib.suppress(GivenUp):
-            await self._drain()
+            await self._drain(consumers)
             for channel, uids in self._world.trajectories.items():
                 for at in range(0, len(uids), STATES_AT_ONCE):
                     some = uids[at : at + STATES_AT_ONCE]
@@ -190,13 +190,19 @@ class _Simulation:
                     self._log.write("simulation", "states", channel=channel, states=states)
             await self._note_ledger("end")
 
-    async def _drain(self) -> None:
-        """Waits until consumers have taken all that is complete."""
+    async def _drain(self, consumers: list[SimulatedConsumer]) -> None:
+        """Waits until consumers have taken all that is complete, and have it: the answer that brings it to one without
+        a lease may be lost, and is asked for again."""
         until = self._scheduler.now + PATIENCE_S
         while self._scheduler.now < until:
             stats = await self._admin.persist("stats", ReadStats())
             groups = [channel["groups"] for channel in stats["channels"].values()]
             if not any(group["ready"] or group["leased"] for group in groups):
+                break
+            await asyncio.sleep(LOOK_S)
+        had = {consumer: consumer.answers for consumer in consumers if not consumer.leased}
+        while self._scheduler.now < until:
+            if all(consumer.answers > before for consumer, before in had.items()):
                 return
             await asyncio.sleep(LOOK_S)
         self._log.write("simulation", "stuck", what="drain", target="consumers", waited_s=PATIENCE_S)
