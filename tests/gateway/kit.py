@@ -6,6 +6,7 @@ Nothing here asks the gateway what was sampled: `Evidence` holds recorded steps 
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
+import psutil
 from tests.engine.kit import Client
 
 from headrace import DataPool, Step
@@ -43,6 +45,12 @@ def serving(app: Any, *, lifespan: bool = True, grace_s: int | None = 5, port: i
         server.stop()
         thread.join(120)
         assert not thread.is_alive(), "the application did not end"
+
+
+def workers_of(gateway: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The workers of a gateway's process that its fork server forked."""
+    children = psutil.Process(gateway.pid).children(recursive=True)
+    return [child for child in children if child.ppid() != gateway.pid]
 
 
 class Running:

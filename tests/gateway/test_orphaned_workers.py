@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from tests.gateway.kit import await_ready, told
+from tests.gateway.kit import await_ready, told, workers_of
 from tests.gateway.rollout import PATIENCE_S, Rollout, Say, user
 
 
@@ -30,7 +30,7 @@ def test_a_call_under_way_does_not_keep_a_worker_whose_pool_is_gone(
         assert gateway.stdout is not None
         address = gateway.stdout.readline().split()[-1]
         await_ready(address)
-        workers = psutil.Process(gateway.pid).children()
+        workers = workers_of(gateway)
         with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client, ThreadPoolExecutor(1) as threads:
             base = told(client.post(f"{address}/init_trajectory"))["base_url"]
             body = {"messages": [user("hi")]}

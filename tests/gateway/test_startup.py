@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.gateway.kit import await_ready, running_gateway, told, until
-from tests.gateway.rollout import Rollout, chat, error_of, in_front, scripted
+from tests.gateway.rollout import PATIENCE_S, Rollout, chat, error_of, in_front, scripted
 
 from headrace import DataPool
 from headrace.cli.gateway import GatewayCommand
@@ -150,3 +152,24 @@ def test_on_a_ray_pool_the_tokenizer_and_the_lengths_are_required(missing: str) 
     del required[missing]
     with pytest.raises(ValidationError, match=f"--{missing.replace('_', '-')} must be given too"):
         GatewayCommand(**named, **required)
+
+
+LOADS_WHILE_IT_IMPORTS = """
+import asyncio, sys, time
+from headrace.gateway.served_model import RendererCache
+from headrace.tokens import do_without_torch
+
+do_without_torch()
+cache = RendererCache()
+cache.prepare()
+while "transformers" not in sys.modules:
+    time.sleep(0.001)
+asyncio.run(cache.load(sys.argv[1], "template"))
+"""
+
+
+def test_a_tokenizer_is_loaded_though_what_it_needs_is_just_being_imported(folder: Path) -> None:
+    """Of a fast server the tokenizer is known while transformers is still being imported."""
+    command = [sys.executable, "-c", LOADS_WHILE_IT_IMPORTS, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr

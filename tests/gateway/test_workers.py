@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,10 +22,10 @@ import psutil
 import pytest
 import uvloop
 from tests.engine.kit import Client
-from tests.gateway.kit import await_ready, told, until
+from tests.gateway.kit import await_ready, told, until, workers_of
 
 from headrace import connect
-from headrace.gateway.workers import MAX_LINE_BYTES, give_task, lines_of, send
+from headrace.gateway.fork_server import MAX_LINE_BYTES, ForkServerGone, WorkerForkServer, lines_of
 from headrace.pool.readonly import JournalView
 
 WORKERS = 2
@@ -50,7 +51,7 @@ class Gateway:
 
     @property
     def workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        return workers_of(self.process)
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -158,7 +159,8 @@ def test_what_is_said_to_one_worker_holds_in_all(gateway: Gateway) -> None:
 
 def await_all(gateway: Gateway) -> None:
     """Returns once all workers are there and have their tokenizers."""
-    until(lambda: fresh("GET", f"{gateway.address}/ready").status_code == 200 and len(gateway.workers) == WORKERS)
+    until(lambda: len(by_worker(gateway, "policy_version")) == WORKERS)
+    await_ready(gateway.address)
 
 
 def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: Gateway) -> None:
@@ -219,17 +221,72 @@ async def test_whatever_a_worker_prints_is_read() -> None:
 
 
 def test_a_worker_that_is_gone_before_it_has_its_task_is_none_of_its_parents_errors() -> None:
-    async def started_and_gone() -> None:
-        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        child = await asyncio.create_subprocess_exec(sys.executable, "-c", "", **pipes)
-        assert child.stdin is not None
-        await child.wait()
-        await child.stdin.wait_closed()
-        give_task(child, b"{}\n")
-        send(child, signal.SIGTERM)
+    async def forked_and_gone() -> None:
+        forks = WorkerForkServer("tests.gateway.forks")
+        worker = await forks.fork()
+        worker.send(signal.SIGKILL)
+        assert [line async for line in worker.lines()] == []
+        worker.give_task(b"{}\n")
+        worker.send(signal.SIGTERM)
+        unread = await forks.fork()
+        unread.send(signal.SIGSTOP)
+        unread.give_task(b"x" * 100_000 + b"\n")
+        await asyncio.sleep(0)
+        unread.send(signal.SIGKILL)
+        assert [line async for line in unread.lines()] == []
+        forks.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(started_and_gone())
+        runner.run(forked_and_gone())
+
+
+def test_workers_of_a_fork_server_that_was_killed_live_on_and_the_next_has_another() -> None:
+    async def forked_twice() -> None:
+        forks = WorkerForkServer("tests.gateway.forks")
+        first = await forks.fork()
+        killed = psutil.Process(psutil.Process(first.pid).ppid())
+        killed.kill()
+        psutil.wait_procs([killed], PATIENCE_S)
+        with pytest.raises(ForkServerGone):
+            await forks.fork()
+        second = await forks.fork()
+        for number, worker in enumerate((first, second)):
+            worker.give_task(f"worker {number}\n".encode())
+            assert [line async for line in worker.lines()] == [f"worker {number}".encode()]
+        forks.end()
+        with pytest.raises(ForkServerGone):
+            await forks.fork()
+        forks.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(forked_twice())
+
+
+def test_a_worker_is_replaced_though_its_fork_server_was_killed(engine: Client, folder: Path, tmp_path: Path) -> None:
+    with started(engine, folder, tmp_path / "journal") as gateway:
+        await_ready(gateway.address)
+        (forks,) = psutil.Process(gateway.process.pid).children()
+        victim, other = gateway.workers
+        forks.kill()
+        psutil.wait_procs([forks], PATIENCE_S)
+        victim.kill()
+        until(lambda: len(gateway.workers) == 1)
+        await_all(gateway)
+        begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
+        converse(gateway, begun["base_url"], 4, [])
+        workers = [other, *gateway.workers]
+        assert gateway.end() == 0
+        assert psutil.wait_procs(workers, PATIENCE_S)[1] == []
+
+
+def test_a_worker_notices_the_end_of_a_parent_that_had_not_read_all_that_it_said() -> None:
+    waits = "import os; from headrace.gateway import fork_server; os.write(1, b'x'); fork_server.wait_for_parents_end()"
+    ours, its = socket.socketpair()
+    with its:
+        worker = subprocess.Popen([sys.executable, "-c", waits], stdin=its, stdout=its)
+    assert ours.recv(1, socket.MSG_PEEK)
+    ours.close()
+    assert worker.wait(PATIENCE_S) == 0
 
 
 def test_no_process_of_a_gateway_loads_torch(gateway: Gateway) -> None:

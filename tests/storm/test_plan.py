@@ -9,7 +9,7 @@ import pytest
 from headrace.data.errors import InvalidInput
 from headrace.storm.plan import CLOCK_JUMPS_S, COUNTS, QUICK, Fault, Sizes, make_plan
 
-TARGETS = ["gateway", "worker", "server-0", "server-1", "consumer-train", "reward"]
+TARGETS = ["gateway", "worker", "fork_server", "server-0", "server-1", "consumer-train", "reward"]
 LINKS = ["agents", "to-server-0"]
 
 
@@ -41,7 +41,7 @@ def test_every_process_is_killed_and_every_link_fails_in_every_way() -> None:
 def test_clocks_jump_both_ways_and_are_set_right_again() -> None:
     faults = [fault for fault in plan(1, Sizes(clocks=200)) if fault.kind == "clock"]
     assert {fault.ahead_s for fault in faults} == set(CLOCK_JUMPS_S)
-    assert {fault.target for fault in faults} == set(TARGETS) - {"worker"}
+    assert {fault.target for fault in faults} == set(TARGETS) - {"worker", "fork_server"}
 
 
 @pytest.mark.parametrize(("name", "value"), [("kills", -1), ("agents", 0), ("workers", 0)])

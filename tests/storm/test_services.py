@@ -4,7 +4,9 @@ for want of memory is no crash."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +35,15 @@ with open(sys.argv[2]) as asked:
     asked.readline()
 while True:
     taken.append(bytearray(1 << 20))
+"""
+#: Starts one that starts two, all of which only wait.
+HAS_WORKERS = """
+import subprocess, sys
+waits = "import time; time.sleep(10_000)"
+forks = "import subprocess, sys; [subprocess.Popen([sys.executable, '-c', sys.argv[1]]) for _ in range(2)];" + waits
+subprocess.Popen([sys.executable, "-c", forks, waits])
+print(f"parent ready on {sys.argv[1]}", flush=True)
+exec(waits)
 """
 PATIENCE_S = 300.0
 
@@ -150,3 +161,24 @@ async def test_a_disk_is_busy_for_as_long_as_it_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "busy").exists()
     await asyncio.to_thread(disk.stop)
     assert not (tmp_path / "busy").exists()
+
+
+async def test_workers_are_found_though_who_forked_them_is_gone(make_process: MakeProcess) -> None:
+    process = make_process("parent", HAS_WORKERS)
+    await process.start()
+    while len(workers := process.leaves) != 2:
+        await asyncio.sleep(0.01)
+    (forks,) = process.parents
+    try:
+        os.kill(forks, signal.SIGKILL)
+        while process.children and process.parents:
+            await asyncio.sleep(0.01)
+        assert set(workers) <= set(process.leaves)
+        os.kill(workers[0], signal.SIGKILL)
+        while workers[0] in process.leaves:
+            await asyncio.sleep(0.01)
+        assert workers[1] in process.leaves
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

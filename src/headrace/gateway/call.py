@@ -22,7 +22,7 @@ from headrace.gateway import replay
 from headrace.gateway.access import Caller
 from headrace.gateway.admission import AdmittedCall
 from headrace.gateway.dialects import AnswerEvents, CountingDialect, Dialect
-from headrace.gateway.errors import Refusal, refusal, too_deep
+from headrace.gateway.errors import Refusal, answered_elsewhere, refusal, too_deep
 from headrace.gateway.executor import CallExecutor
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import (
@@ -37,9 +37,10 @@ from headrace.gateway.request import CallRequest
 from headrace.gateway.retries import ExpectedRetries, RetryMark, RunningCall
 from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
-from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
+from headrace.gateway.turn import Turn, completion_tokens, digest_of, named_call_id, prompt_tokens
 from headrace.net.connection import delivered, hang_up
 from headrace.net.server import header
+from headrace.pool.errors import Conflict
 
 log = logging.getLogger("headrace.gateway")
 
@@ -225,11 +226,19 @@ class Call:
         try:
             async with self._alone(digest):
                 session = await self._target.session(request, model, digest, recorded=recorded)
+                if recorded and self._is_named:
+                    self._call_id = named_call_id(session.uid, digest)
                 self._call_id = self._target.call_id(self._call_id)
                 with gateway.sessions.using(session):
                     await self._answer_in(session, model, executor, request, digest, recorded=recorded)
         finally:
             await self._target.close()
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether its tries are one call, by the name that their client gave them, wherever they are carried out: the
+        pool is asked before any of them is answered, and takes the steps of one."""
+        return self._mark.key is not None and self._gateway.recorder.waits_for_pool
 
     def _alone(self, digest: str) -> AbstractAsyncContextManager[None]:
         """While no other worker carries out the same call, where it has a name to know it by."""
@@ -298,7 +307,11 @@ class Call:
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
         if self._recording is not None:
             session, running = self._recording
-            await executor.record(session, turns)
+            try:
+                await executor.record(session, turns, named=self._is_named)
+            except Conflict:
+                self._gateway.sessions.drop(session.uid)  # which has this answer
+                raise answered_elsewhere() from None
             session.retries.answered(running, turns)
             self._answered = session.retries.expected, running.digest, self._call_id
             self._target.answered(turns)

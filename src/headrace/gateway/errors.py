@@ -54,6 +54,12 @@ def not_ready(why: str) -> Refusal:
     return Refusal(why, 503, code="not_ready", retry_after=RETRY_AFTER_S)
 
 
+def answered_elsewhere() -> Refusal:
+    """503: another process has recorded an answer to this call, which was tried there too; the next try gets it."""
+    why = "another try of this call was answered and recorded meanwhile; ask again under its name for that answer"
+    return Refusal(why, 503, code="answered_elsewhere", retry_after=RETRY_AFTER_S)
+
+
 def too_deep() -> Refusal:
     """400: the body is nested deeper than it can be read."""
     return Refusal("the body is nested too deep", 400, code="invalid_json")

@@ -100,7 +100,7 @@ class CallExecutor:
             )
         return turn.choices[sampled.index]
 
-    async def record(self, session: Session, turns: list[Turn]) -> None:
+    async def record(self, session: Session, turns: list[Turn], *, named: bool = False) -> None:
         """Checks the answers, makes a step of each, and hands the steps over; raises like `Recorder.hand_over`."""
         steps: list[Step] = []
         nodes: list[Node | None] = []
@@ -114,7 +114,7 @@ class CallExecutor:
                 steps.append(step)
                 nodes.append(node)
         if steps:
-            await self._recorder.hand_over(session, steps, nodes)
+            await self._recorder.hand_over(session, steps, nodes, named=named)
 
     def _step(self, session: Session, turn: Turn, choice: Choice, *, first: bool) -> tuple[Step, Node | None]:
         request, plan, sampled = turn.request, turn.plan, choice.sampled

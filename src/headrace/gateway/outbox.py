@@ -31,6 +31,7 @@ from headrace.data.errors import ForeignFrame, HeadraceError
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import (
+    Conflict,
     InternalError,
     JournalError,
     JournalLocked,
@@ -175,16 +176,20 @@ def _frame(data: bytes, at: int) -> tuple[tuple[str, Block], int] | None:
 
 
 class OutboxEntry:
-    """Steps of one call. `done` is called with the pool's receipt, or with None where they were lost; then `sent` is
-    set."""
+    """Steps of one call. `done` is called with the pool's receipt, or with None where they were not taken; then `sent`
+    is set. Those of a `named` call that the pool has of another try are not lost: `conflict` says so."""
 
-    def __init__(self, channel: str, block: Block, done: Callable[[Receipt | None], None]) -> None:
+    def __init__(
+        self, channel: str, block: Block, done: Callable[[Receipt | None], None], *, named: bool = False
+    ) -> None:
         self.channel = channel
         self.block = block
         self.count = len(self.block.heads)
         self.size = len(self.block.ids) + len(self.block.log_probs) + sum(len(head.extra) for head in self.block.heads)
         self.uids = {head.trajectory_uid for head in self.block.heads}
         self.done = done
+        self.named = named
+        self.conflict: Conflict | None = None
         self.sent = asyncio.Event()
 
     def ended(self, receipt: Receipt | None) -> None:
@@ -303,7 +308,10 @@ class Outbox:
         except HeadraceError as error:
             if len(batch) > 1:  # one of them is at fault; the others must not suffer
                 return [(await self._submit([entry]))[0] for entry in batch]
-            self._lost(batch[0].channel, batch[0].count, error.code, error)
+            if batch[0].named and isinstance(error, Conflict):
+                batch[0].conflict = error
+            else:
+                self._lost(batch[0].channel, batch[0].count, error.code, error)
             return [None]
         return _shares(receipt, batch)
 

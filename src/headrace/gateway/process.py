@@ -1,7 +1,7 @@
 """A gateway as a process: its pool opened or found, its port bound, served until it is told to end.
 
-With several workers this process is their parent (`workers`), and each worker is `python -m headrace.gateway.process`,
-told on its standard input what to serve.
+With several workers this process is their parent (`workers`), and `python -m headrace.gateway.process` forks them; each
+is told on its standard input what to serve.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +21,10 @@ from starlette.types import ASGIApp
 
 from headrace import files
 from headrace.gateway.app import create_app
+from headrace.gateway.fork_server import serve_forks, wait_for_parents_end
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.named_calls import NamedCalls
+from headrace.gateway.served_model import import_libraries
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.stamps import SessionStamps
 from headrace.gateway.startup import ProcessObserver, WorkerReporter
@@ -165,14 +168,28 @@ def _most_connections(settings: GatewaySettings) -> int:
     return max(1, min(wanted, most))
 
 
+def fork_workers(number: int) -> None:
+    """Imports what workers need, and is each worker that it is asked for on a socket."""
+    do_without_torch()
+    import_libraries()
+    settle_memory()  # a collection would write to pages that all workers share
+    if serve_forks(number):
+        try:
+            run_worker()
+        finally:
+            WorkerReporter().ended()
+
+
 def run_worker() -> None:
     """Serves as one of several workers until SIGTERM, or until the parent process is gone."""
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
     with open(0, "rb", buffering=0, closefd=False) as stdin:
-        task = msgspec.json.decode(stdin.readline(), type=WorkerTask)
+        told = stdin.readline()
+    if not told:  # the parent is gone
+        return
+    task = msgspec.json.decode(told, type=WorkerTask)
     for path, held in task.files.items():
         files.hand_on(path, held)
-    do_without_torch()
     with_its_pool = task.pool.startswith("frames://")  # which nobody but the parent serves
     threading.Thread(target=_watch_parent, args=(with_its_pool,), name="headrace-parent", daemon=True).start()
     with connect(task.pool, key=task.pool_key, retry_s=POOL_RETRY_S) as pool:
@@ -198,13 +215,11 @@ def run_worker() -> None:
 
 
 def _watch_parent(with_its_pool: bool) -> None:
-    """Ends this process once the parent is gone: its end of our standard input then closes, however it died. Calls
-    under way end first, unless the pool has gone with the parent: no step of theirs can be kept any more, and their
-    agents try again elsewhere as soon as their connections break."""
-    while os.read(0, 4096):
-        pass
+    """Ends this process once the parent is gone. Calls under way end first, unless the pool has gone with the parent:
+    no step of theirs can be kept any more, and their agents try again elsewhere as soon as their connections break."""
+    wait_for_parents_end()
     os.kill(os.getpid(), signal.SIGKILL if with_its_pool else signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    run_worker()
+    fork_workers(int(sys.argv[1]))

@@ -21,7 +21,7 @@ from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.outbox import RETRY_INTERVAL_S, Outbox, OutboxEntry
 from headrace.gateway.sessions import Session
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import DiskFull, JournalError, PoolFull
+from headrace.pool.errors import Conflict, DiskFull, JournalError, PoolFull
 from headrace.pool.operation import Receipt
 from headrace.pool.remote import RemotePool
 from headrace.tokens import Node
@@ -64,10 +64,17 @@ class Recorder:
         """Sends what waits, for at most `drain_s` seconds; how many steps are left."""
         return await self.outbox.close(drain_s)
 
-    async def hand_over(self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None]) -> None:
+    @property
+    def waits_for_pool(self) -> bool:
+        """Whether handing over waits until the pool has said whether it takes the steps."""
+        return self._direct or self._ack_pool
+
+    async def hand_over(
+        self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None], *, named: bool = False
+    ) -> None:
         """Returns once the steps are in the pool or in the outbox, or are counted as lost; with `ack="pool"`, once a
         remote pool has them. `nodes` learn the indices of their steps. Raises `JournalError` where an embedded pool
-        cannot write its journal."""
+        cannot write its journal, and for a `named` call `Conflict` where the pool has the steps of another try."""
         self._counters.add("steps", session.channel, by=len(steps))
         if self._direct and not self.outbox.waits(session.channel):
             try:
@@ -78,6 +85,8 @@ class Recorder:
                 self._lost(session.channel, len(steps), error.code, error)
                 raise
             except HeadraceError as error:
+                if named and isinstance(error, Conflict):
+                    raise
                 self.broken = f"steps cannot be kept: {error}"
                 self._lost(session.channel, len(steps), error.code, error)
                 return
@@ -92,9 +101,12 @@ class Recorder:
             if receipt is not None:
                 self._taken(session, nodes, receipt)
 
-        entry = OutboxEntry(session.channel, pack(steps), done)
-        if await self.outbox.put(entry) and self._ack_pool and not self._direct:
+        waits = self._ack_pool and not self._direct
+        entry = OutboxEntry(session.channel, pack(steps), done, named=named and waits)
+        if await self.outbox.put(entry) and waits:
             await entry.sent.wait()
+            if entry.conflict is not None:
+                raise entry.conflict
 
     async def _submitted(self, steps: Sequence[Step], channel: str) -> Receipt:
         """Submits to the embedded pool. A full disk may have room again: it is tried for `DISK_FULL_WAIT_S`."""

@@ -39,26 +39,35 @@ class RendererCache:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str | None], asyncio.Future[Renderer]] = {}
+        self._importing: threading.Thread | None = None
 
-    def prepare(self) -> None:
-        """Begins to import what any tokenizer needs, before it is known which one; what fails here fails in `load`."""
-        threading.Thread(target=_import_libraries, name="headrace-import", daemon=True).start()
+    def prepare(self) -> threading.Thread:
+        """Begins to import what any tokenizer needs, before it is known which one; what fails here fails in `load`.
+        Returns the thread that imports, the same each time: transformers puts another module in its own place when its
+        import ends, and a thread that imported it meanwhile would be left with the first, in which nothing is."""
+        if self._importing is None:
+            self._importing = threading.Thread(target=import_libraries, name="headrace-import", daemon=True)
+            self._importing.start()
+        return self._importing
 
     async def load(self, path: str, family: str, chat_template: str | None = None) -> Renderer:
         """The renderer of the tokenizer in a folder; raises what `load_renderer` raises."""
         asked = (path, family, chat_template)
         found = self._known.get(asked)
         if found is None:
-            found = self._known[asked] = _load_in_thread(*asked)
+            found = self._known[asked] = _load_in_thread(self.prepare(), *asked)
         return await asyncio.shield(found)
 
 
-def _import_libraries() -> None:
+def import_libraries() -> None:
+    """Imports what any tokenizer needs, for those who import it next; who needs what is missing says so."""
     with contextlib.suppress(ImportError):
-        from transformers import AutoTokenizer  # noqa: F401 - for those who import it next
+        from transformers import AutoTokenizer  # noqa: F401
 
 
-def _load_in_thread(path: str, family: str, chat_template: str | None) -> asyncio.Future[Renderer]:
+def _load_in_thread(
+    importing: threading.Thread, path: str, family: str, chat_template: str | None
+) -> asyncio.Future[Renderer]:
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Renderer] = loop.create_future()
 
@@ -71,6 +80,7 @@ def _load_in_thread(path: str, family: str, chat_template: str | None) -> asynci
             loaded.set_result(outcome)
 
     def load() -> None:
+        importing.join()
         try:
             outcome: Renderer | BaseException = load_renderer(path, family, chat_template)
         except BaseException as error:

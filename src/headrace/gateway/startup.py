@@ -85,7 +85,7 @@ class LogObserver:
 class WorkerMessage(msgspec.Struct, omit_defaults=True):
     """What a worker tells its parent, one line of JSON each."""
 
-    what: Literal["listening", "waiting", "ready", "failed"]
+    what: Literal["listening", "waiting", "ready", "failed", "ended"]
     text: str = ""
     #: Which module is not installed, where that is why it failed.
     module: str | None = None
@@ -110,6 +110,10 @@ class WorkerReporter:
 
     def failed(self, error: Exception) -> None:
         _write(WorkerMessage("failed", str(error), error.name if isinstance(error, ModuleNotFoundError) else None))
+
+    def ended(self) -> None:
+        """It ends by itself: it was not killed."""
+        _write(WorkerMessage("ended"))
 
 
 def _write(line: WorkerMessage) -> None:

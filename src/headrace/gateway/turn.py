@@ -44,6 +44,12 @@ def digest_of(data: bytes) -> str:
     return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
+def named_call_id(trajectory: str, digest: str) -> str:
+    """The id of a call that has a name, the same for all its tries, wherever they are carried out: the pool takes what
+    one of them sampled."""
+    return blake2b(f"{trajectory}/{digest}".encode(), digest_size=16).hexdigest()
+
+
 class TextKey(msgspec.Struct, frozen=True):
     """What the text of a completion, prompt and answer, is known by in its step's metadata.
 

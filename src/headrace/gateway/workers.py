@@ -2,7 +2,7 @@
 
 Workers hold nothing that the pool does not have, so losing one loses its calls under way and nothing else. A worker
 whose parent is gone ends too: it notices that its standard input closed. What concerns all workers goes through
-`worker_control`.
+`worker_control`; their processes are made by the `fork_server`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import logging
 import os
 import secrets
 import signal
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ import uvloop
 from headrace import files
 from headrace.data.errors import HeadraceError
 from headrace.gateway.config_files import read_tenants
+from headrace.gateway.fork_server import ForkedWorker, ForkServerGone, WorkerForkServer
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.stamps import SessionStamps
 from headrace.gateway.startup import ProcessObserver, WorkerMessage
@@ -40,14 +40,14 @@ from headrace.pool.http import backup_folder
 
 log = logging.getLogger("headrace.gateway")
 
-#: Bytes of a line that a worker prints; a longer one is taken in parts.
-MAX_LINE_BYTES = 64 * 1024
 #: Seconds for which one call to a pool elsewhere is tried again; the outbox goes on after that.
 POOL_RETRY_S = 5
 #: Seconds before a worker that died is started again, doubled each time up to the most.
 MIN_RESTART_S, MAX_RESTART_S = 0.1, 10.0
 #: Seconds that a worker must have lived to have been well: the next restart is quick again.
 HEALTHY_AFTER_S = 30.0
+#: What the fork server runs.
+WORKERS_MODULE = "headrace.gateway.process"
 #: Settings that name a file.
 FILE_SETTINGS = ("models", "tenants", "reward")
 #: The parent's socket, in a folder of its own.
@@ -104,7 +104,8 @@ class Workers:
         self._pool_key = pool_key
         self._drain_s = drain_s
         self._secret = secrets.token_hex(32)
-        self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._fork_server = WorkerForkServer(WORKERS_MODULE)
+        self._forked: dict[int, ForkedWorker] = {}
         self._ending = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listening: set[int] = set()
@@ -159,6 +160,7 @@ class Workers:
             try:
                 await asyncio.gather(*keepers)
             finally:
+                self._fork_server.close()
                 server.should_exit = True
                 await serving
                 await control.close()
@@ -174,7 +176,7 @@ class Workers:
                 self._ready.add(number)
             case "failed" if number in self._ready:  # it took the place of one that was: the others go on
                 log.error("worker %d is not ready: %s", number, line.error)
-                send(self._children[number], signal.SIGTERM)
+                self._forked[number].send(signal.SIGTERM)
             case "failed":
                 self._failure = self._failure or line.error
                 if not self._ending.is_set():
@@ -239,37 +241,37 @@ class Workers:
         wait = MIN_RESTART_S
         while not self._ending.is_set():
             began = asyncio.get_running_loop().time()
-            child = await self._new_worker(number)
-            if child is None:
+            worker = await self._new_worker(number)
+            if worker is None:
                 wait = min(2 * wait, MAX_RESTART_S)
                 await asyncio.sleep(wait)
                 continue
-            self._children[number] = child
-            assert child.stdout is not None
-            give_task(child, task)
+            self._forked[number] = worker
+            worker.give_task(task)
             if self._ending.is_set():
-                send(child, signal.SIGTERM)
-            async for said in lines_of(child.stdout):
+                worker.send(signal.SIGTERM)
+            ended_itself = False
+            async for said in worker.lines():
                 try:
                     line = msgspec.json.decode(said, type=WorkerMessage)
                 except msgspec.MsgspecError:  # a library's own word
                     log.info("worker %d: %s", number, said.decode(errors="replace"))
                     continue
+                ended_itself = line.what == "ended"
                 if line.what == "listening" and not await control.add_worker(number, line.text):
                     log.error("worker %d does not hear what the others know, and is started again", number)
-                    send(child, signal.SIGKILL)
+                    worker.send(signal.SIGKILL)
                     continue
                 self._heard(number, line, start)
-            code = await child.wait()
             control.remove_worker(number)
             if self._usage is not None:
                 self._usage.clear(self._tenants, number)
             if self._ending.is_set():
                 return
-            if number not in self._listening and code >= 0:  # by itself, and so it would each time
+            if number not in self._listening and ended_itself:  # and so it would each time
                 self._end()
-                raise HeadraceError(f"a worker ended with code {code} before it served; it said why above")
-            log.error("worker %d ended with code %d and is started again", number, code)
+                raise HeadraceError("a worker ended before it served; it said why above")
+            log.error("worker %d %s and is started again", number, "ended" if ended_itself else "was killed")
             wait = (
                 MIN_RESTART_S
                 if asyncio.get_running_loop().time() - began > HEALTHY_AFTER_S
@@ -277,26 +279,24 @@ class Workers:
             )
             await asyncio.sleep(wait)
 
-    async def _new_worker(self, number: int) -> asyncio.subprocess.Process | None:
-        """A worker's process; None where the system has no room for it now, and it served before. Raises
-        `HeadraceError` where it never did."""
+    async def _new_worker(self, number: int) -> ForkedWorker | None:
+        """A worker's process; None where another try may have one: the fork server is gone, or the system has no room
+        now for a worker that served before. Raises `HeadraceError` where it never did."""
         try:
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "headrace.gateway.process"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C reaches the parent alone, which tells its workers
-            )
+            return await self._fork_server.fork()
+        except ForkServerGone:
+            if not self._ending.is_set():
+                log.error("worker %d is not started yet: the fork server was killed, and is started again", number)
         except (OSError, MemoryError) as error:
             if number not in self._listening:
                 self._end()
                 raise HeadraceError(f"a worker cannot be started: {str(error) or 'no memory'}") from error
             log.error("worker %d cannot be started now: %s", number, str(error) or "no memory")
-            return None
+        return None
 
     def _control_ended(self, serving: asyncio.Task[None]) -> None:
         """Ends the process where its socket is no longer served: its workers could reach neither pool nor control."""
-        if not self._ending.is_set() and self._children:
+        if not self._ending.is_set() and self._forked:
             why = None if serving.cancelled() else serving.exception()
             said = f"the workers' socket is not served any more ({why or 'its server ended'})"
             self._failure = self._failure or HeadraceError(said)
@@ -306,35 +306,9 @@ class Workers:
         """The first time, workers drain; the second time, they end at once."""
         again = self._ending.is_set()
         self._ending.set()
-        for child in self._children.values():
-            send(child, signal.SIGKILL if again else signal.SIGTERM)
-
-
-def give_task(child: asyncio.subprocess.Process, task: bytes) -> None:
-    """Writes a task to a worker's standard input. One that is gone gets none, and its end is noticed elsewhere."""
-    assert child.stdin is not None
-    with contextlib.suppress(OSError, RuntimeError):  # uvloop's word for a pipe that is closed
-        child.stdin.write(task)
-
-
-def send(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Sends a signal to a worker, unless it is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        child.send_signal(number)
-
-
-async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """A child's lines as they come. One that never ends is given in parts: nobody fills the pipe, and no memory."""
-    rest = b""
-    while part := await stream.read(MAX_LINE_BYTES):
-        *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
-            yield line
-        if len(rest) > MAX_LINE_BYTES:
-            yield rest
-            rest = b""
-    if rest:
-        yield rest
+        self._fork_server.end()
+        for worker in self._forked.values():
+            worker.send(signal.SIGKILL if again else signal.SIGTERM)
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:

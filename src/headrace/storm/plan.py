@@ -43,6 +43,7 @@ CRASH_IN_START = 0.15
 #: How often a process is killed, in proportion: what starts soon is killed more often.
 WEIGHTS = {
     "worker": 3,
+    "fork_server": 1,
     "gateway": 3,
     "pool": 3,
     "server": 3,
@@ -52,6 +53,8 @@ WEIGHTS = {
     "node": 1,
     "learner": 2,
 }
+#: What a gateway with workers consists of beside itself.
+OF_GATEWAY = ("worker", "fork_server")
 #: Processes that others connect to, which may run out of descriptors and memory.
 SERVING = ("worker", "gateway", "pool", "api")
 
@@ -150,7 +153,7 @@ def _fault(
             hold_s = round(chance.random() * MOST_NETWORK_S, 3)
             return Fault(kind=kind, target=chance.choice(links), pause_s=pause_s, hold_s=hold_s, network=fault)
         case "clock":
-            clocks = [name for name in targets if name != "worker"]  # each process has one, a worker its gateway's
+            clocks = [name for name in targets if name not in OF_GATEWAY]  # whose clocks stay right
             jump_s = chance.choice(CLOCK_JUMPS_S)
             return Fault(kind=kind, target=chance.choice(clocks), pause_s=pause_s, ahead_s=jump_s)
         case "descriptors" | "memory":

@@ -77,6 +77,8 @@ class StormProcess:
         self._log, self._env, self._links = log, env, links
         self._patience_s, self._is_machine = patience_s, is_machine
         self._child: Child | None = None
+        #: The processes below it that started none, as they were found last, and when each began.
+        self._leaves: dict[int, str] = {}
         #: Those of its processes whose end was our doing.
         self._ended: set[int] = set()
 
@@ -88,8 +90,22 @@ class StormProcess:
 
     @property
     def children(self) -> list[int]:
-        """The processes that it started, such as a gateway's workers."""
+        """The processes that it started."""
         return children_of(self.pid) if self.pid is not None else []
+
+    @property
+    def parents(self) -> list[int]:
+        """Those of its children that started others, such as a gateway's fork server."""
+        return [pid for pid in self.children if children_of(pid)]
+
+    @property
+    def leaves(self) -> list[int]:
+        """The processes below it that started none, such as a gateway's workers. Those that were found once are found
+        again, though who forked them is gone."""
+        known = self._leaves | {pid: _begun(pid) for pid in self.descendants}
+        alive = {pid: begun for pid, begun in known.items() if begun and _begun(pid) == begun}
+        self._leaves = {pid: begun for pid, begun in alive.items() if not children_of(pid)}
+        return sorted(self._leaves)
 
     @property
     def descendants(self) -> list[int]:
@@ -275,6 +291,15 @@ def _limited(pid: int, what: int, limit: int) -> Callable[[], None]:
             resource.prlimit(pid, what, before)
 
     return lift
+
+
+def _begun(pid: int) -> str:
+    """When a process began, as the system counts: no two of one number have the same. Empty where it is gone."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else fields[18]
 
 
 def children_of(pid: int) -> list[int]:

@@ -28,6 +28,9 @@ from headrace.storm.system import System
 #: The first part of a soak, which is not looked at: caches fill, allocators find their size.
 WARM_UP = 1 / 3
 SAMPLES = 240
+#: A channel's rules in a soak: it remembers so few of the trajectories that it handed out that their number is what it
+#: will always be when the warm-up of an hour's soak is over.
+SOAKED_CHANNEL = {"tombstones": 4_000}
 LEAST_SAMPLE_S = 0.5
 #: Seconds between two bursts, in which twice as many agents work, and how long one takes, as a share of that. A shorter
 #: soak has six bursts.
@@ -119,7 +122,7 @@ class Soak:
     async def _sample(self, passed: float) -> None:
         figures = await self._tasks()
         for name, service in self._system.services.items():
-            for process, pid in _family(name, service.pid, service.children):
+            for process, pid in _family(name, service.pid, service.descendants):
                 for what, value in usage_of(pid).items():
                     figures[f"{process} {what}"] = value
         figures["journal bytes"] = _size(self._system.journal)
@@ -166,10 +169,10 @@ def usage_of(pid: int) -> dict[str, float]:
     return found
 
 
-def _family(name: str, pid: int | None, children: Sequence[int]) -> list[tuple[str, int]]:
+def _family(name: str, pid: int | None, below: Sequence[int]) -> list[tuple[str, int]]:
     if pid is None:
         return []
-    return [(name, pid), *((f"{name} child {n}", child) for n, child in enumerate(children))]
+    return [(name, pid), *((f"{name} child {n}", child) for n, child in enumerate(below))]
 
 
 def _size(folder: Path) -> float:

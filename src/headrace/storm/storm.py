@@ -30,15 +30,17 @@ from headrace.storm.checker import Report, check
 from headrace.storm.environment import ApiLoad
 from headrace.storm.learner import learned_groups
 from headrace.storm.log import EventLog, read_logs
-from headrace.storm.plan import Fault, PoolKind, Sizes, make_plan
+from headrace.storm.plan import OF_GATEWAY, Fault, PoolKind, Sizes, make_plan
 from headrace.storm.services import SlowDisk, StormProcess, Stuck
-from headrace.storm.soak import Growth, Soak
+from headrace.storm.soak import SOAKED_CHANNEL, Growth, Soak
 from headrace.storm.system import LEARNER_CHANNEL, System, build_system
 from headrace.version import __version__
 
 #: Seconds between new policy versions, and between looks at what is left at the end.
 VERSION_S = 2.0
 LOOK_S = 0.25
+#: Seconds for which a worker or an actor that is to be killed, and is being started again, is waited for.
+BACK_S = 60.0
 #: Trajectories whose states are asked for at once.
 STATES_AT_ONCE = 1000
 
@@ -71,8 +73,8 @@ class Storm:
         what grew."""
         self._log.write("begin", seed=self._seed, version=__version__, pool=self._pool)
         self._tell(f"seed {self._seed}, pool {self._pool}, folder {self._folder}")
-        where = self._folder, self._log, self._sizes
-        async with build_system(*where, self._pool, self._seed, self._pythons) as system:
+        where = self._folder, self._log, self._sizes, self._pool, self._seed, self._pythons
+        async with build_system(*where, {} if soak_s is None else SOAKED_CHANNEL) as system:
             try:
                 growth = await self._play(system, soak_s)
             finally:
@@ -219,11 +221,11 @@ class Storm:
                     note(ahead_s=fault.ahead_s)
                     system.services[fault.target].set_clock(fault.ahead_s)
             case "kill" | "restart":
-                service, pid = system.find(fault.target, self._seed)
+                service, pid = await self._find(system, fault.target)
                 if pid is not None:  # a worker, or an actor: its gateway, or Ray, replaces it
                     note(pid=pid)
                     # Ray takes an actor that ends by SIGTERM for one that is meant to be gone.
-                    term = fault.kind == "restart" and fault.target == "worker"
+                    term = fault.kind == "restart" and fault.target in OF_GATEWAY
                     service.signal(signal.SIGTERM if term else signal.SIGKILL, pid)
                     if fault.target == system.journal_owner:
                         recover(service.name, self._note_ledger(system, "restart"))
@@ -237,6 +239,15 @@ class Storm:
                     await service.end()
                     service.take_next_python()
                 recover(service.name, self._start(system, service))
+
+    async def _find(self, system: System, target: str) -> tuple[StormProcess, int | None]:
+        """`System.find`, once what others start again is there again; without it where that takes too long."""
+        give_up = time.monotonic() + BACK_S
+        while True:
+            service, pid = system.find(target, self._seed)
+            if pid is not None or not system.is_replaced(target) or time.monotonic() > give_up:
+                return service, pid
+            await asyncio.sleep(LOOK_S)
 
     def _check_crashes(self, system: System) -> None:
         """Raises `ChildDied` where a process has ended by itself; it is in the log then."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from headrace.storm.learner import build_model
 from headrace.storm.log import EventLog
 from headrace.storm.model_server import build_tokenizer
 from headrace.storm.network import Link
-from headrace.storm.plan import PoolKind, Sizes
+from headrace.storm.plan import OF_GATEWAY, PoolKind, Sizes
 from headrace.storm.services import StormProcess
 
 ADMIN_KEY = "storm-admin"
@@ -69,35 +69,37 @@ class System:
 
     @property
     def targets(self) -> list[str]:
-        """What may be killed or frozen: every process but a cluster's head, `worker`, any of the gateway's, and `pool`,
-        which may be an actor."""
-        return sorted({*self.services, "worker", self.journal_owner} - {CLUSTER})
+        """What may be killed or frozen: every process but a cluster's head, `worker`, any of the gateway's,
+        `fork_server`, which it forks them from, and `pool`, which may be an actor."""
+        below = OF_GATEWAY if self._workers > 1 else ("worker",)
+        return sorted({*self.services, *below, self.journal_owner} - {CLUSTER})
 
     @property
     def links_at_risk(self) -> list[str]:
         return list(self.links)
 
     def process_of(self, target: str) -> StormProcess:
-        """The process of a name; for `worker` the gateway, for a pool that is an actor its node."""
+        """The process of a name; the gateway for those below it, for a pool that is an actor its node."""
         if target == "pool" and self._kind == "ray":
             return self.services[NODE]
-        return self.services["gateway" if target == "worker" else target]
+        return self.services["gateway" if target in OF_GATEWAY else target]
 
     def find(self, target: str, seed: int) -> tuple[StormProcess, int | None]:
-        """The process of a name; for `worker` with one of the gateway's workers where it has any, for a pool that is an
-        actor with the actor."""
+        """The process of a name; for `worker` and `fork_server` with that one of the gateway's where it has any, for a
+        pool that is an actor with the actor."""
         process = self.process_of(target)
         if target in self.services:
             return process, None
         if target == "pool":
             return process, process.descendant(ACTOR_PROCESS)
         self._picks += 1
-        workers = process.children
-        return process, random.Random(f"{seed}-{self._picks}").choice(workers) if workers else None
+        workers = process.leaves
+        found = process.parents or workers if target == "fork_server" else workers  # one is started when it is needed
+        return process, random.Random(f"{seed}-{self._picks}").choice(found) if found else None
 
     def is_replaced(self, target: str) -> bool:
         """Whether a target that is not there now is started by another process, not by the storm."""
-        return (target == "pool" and self._kind == "ray") or (target == "worker" and self._workers > 1)
+        return (target == "pool" and self._kind == "ray") or (target in OF_GATEWAY and self._workers > 1)
 
     def brings_pool(self, name: str) -> bool:
         """Whether the pool is back where this process is."""
@@ -111,16 +113,23 @@ class System:
 
 @asynccontextmanager
 async def build_system(
-    folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind, seed: int, pythons: Sequence[str]
+    folder: Path,
+    log: EventLog,
+    sizes: Sizes,
+    pool: PoolKind,
+    seed: int,
+    pythons: Sequence[str],
+    rules: Mapping[str, object],
 ) -> AsyncIterator[System]:
-    """Starts a whole system in a folder, and ends it: the last process first. `pythons`: see `StormProcess`."""
+    """Starts a whole system in a folder, and ends it: the last process first. `rules` are those of each channel of the
+    pool, beside that what it hands out has a reward. `pythons`: see `StormProcess`."""
     system = System(folder, pool, sizes)
     _write_files(folder, system.channels)
     await asyncio.to_thread(build_tokenizer, folder / "tokenizer")
     async with AsyncExitStack() as stack:
         builder = _Builder(system, folder, log, sizes, pythons, stack)
         await builder.start_servers(seed)
-        pool_flags, pool_address = await builder.start_pool(pool)
+        pool_flags, pool_address = await builder.start_pool(pool, {"require_reward": True, **rules})
         await builder.start_gateway(pool_flags)
         await builder.start_consumers(pool_address)
         yield system
@@ -158,12 +167,12 @@ class _Builder:
         starting.append(self._process("api", "api", *api, links=[await self._link("environments")]).start())
         await asyncio.gather(*starting)
 
-    async def start_pool(self, kind: PoolKind) -> tuple[list[object], str | None]:
+    async def start_pool(self, kind: PoolKind, rules: Mapping[str, object]) -> tuple[list[object], str | None]:
         """The pool, where it has a process of its own: the gateway's flags, and the address that consumers connect to
         where no link can stand before it."""
         journal, channels = self._system.journal, self._system.channels
-        options = [f"{channel}:require_reward=true" for channel in channels]
-        flags: list[object] = [word for option in options for word in ("--channel", option)]
+        said = ",".join(f"{name}={orjson.dumps(value).decode()}" for name, value in rules.items())
+        flags: list[object] = [word for channel in channels for word in ("--channel", f"{channel}:{said}")]
         if kind != "ray":
             takers = TAKERS if self._sizes.learner else TAKERS[:-1]
             self._to_pool = [await self._link(name) for name in takers]
@@ -182,8 +191,7 @@ class _Builder:
         head = self._process(CLUSTER, CLUSTER, module, "head")
         await head.start()
         await self._process(NODE, NODE, module, "node", head.address, is_machine=True).start()
-        rules: dict[str, dict[str, object]] = {channel: {"require_reward": True} for channel in channels}
-        address = await asyncio.to_thread(place_pool, head.address, journal, rules)
+        address = await asyncio.to_thread(place_pool, head.address, journal, {name: dict(rules) for name in channels})
         self._system.actor_address = address
         flags = ["--data-pool-name", NAME, "--ray-namespace", NAMESPACE, "--ray-address", head.address]
         return [*flags, "--prompt-length", 4096, "--journal", outbox], address
