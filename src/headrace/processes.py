@@ -23,7 +23,17 @@ from typing import Any
 
 from headrace.data.errors import HeadraceError
 
-__all__ = ["INTERRUPTED", "Child", "ChildDied", "Processes", "begin_as_child", "end_with_parent", "ending_words"]
+__all__ = [
+    "INTERRUPTED",
+    "Child",
+    "ChildDied",
+    "Processes",
+    "begin_as_child",
+    "children_of",
+    "descendants_of",
+    "end_with_parent",
+    "ending_words",
+]
 
 #: Seconds that a process may take to say that it listens, or is ready. Ten are usual; a machine that is busy with other
 #: things has needed dozens of times that.
@@ -222,3 +232,20 @@ def end_with_parent(how: signal.Signals) -> None:
 def ending_words(code: int) -> str:
     """How a process ended, by its exit code, or the negative number of its signal."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that another started; none where it is gone, or the system does not tell."""
+    try:
+        listed = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(child) for line in listed for child in line.split()]
+
+
+def descendants_of(pid: int) -> list[int]:
+    """The processes that another started, and those that they started, and so on."""
+    found = children_of(pid)
+    for child in found:
+        found += children_of(child)  # the list that is gone through grows
+    return found

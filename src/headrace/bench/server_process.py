@@ -13,6 +13,7 @@ from types import TracebackType
 
 from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import NoAnswer
+from headrace.processes import descendants_of
 
 #: How long a server may take until it answers that it is ready: on busy cores, loading a tokenizer takes a minute.
 READY_TIMEOUT_S = 120.0
@@ -74,11 +75,8 @@ class ServerProcess:
 
     def cpu_s(self, *, children: bool = False) -> float:
         """Seconds of CPU that it has used, all threads together, as finely as the system counts; with `children`, those
-        of the processes that it started and that run."""
-        pids = [self._process.pid]
-        if children:
-            tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
-            pids += [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        of the running processes below it too."""
+        pids = [self._process.pid, *(descendants_of(self._process.pid) if children else ())]
         return sum(map(self._cpu_s_of, pids))
 
     def _cpu_s_of(self, pid: int) -> float:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headrace.data.errors import HeadraceError
-from headrace.processes import Child, ChildDied
+from headrace.processes import Child, ChildDied, children_of, descendants_of
 from headrace.storm.log import EventLog
 from headrace.storm.network import Link
 from headrace.storm.wrong_clock import AHEAD
@@ -110,10 +110,7 @@ class StormProcess:
     @property
     def descendants(self) -> list[int]:
         """The processes that it started, and those that they started, and so on."""
-        found = self.children
-        for pid in found:
-            found += children_of(pid)  # the list that is gone through grows
-        return found
+        return descendants_of(self.pid) if self.pid is not None else []
 
     def descendant(self, title: str) -> int | None:
         """A process below it whose title begins so; None where there is none now."""
@@ -300,12 +297,3 @@ def _begun(pid: int) -> str:
     except OSError:
         return ""
     return "" if state == "Z" else fields[18]
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that another started; none where it is gone, or the system does not tell."""
-    try:
-        listed = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return []
-    return [int(child) for line in listed for child in line.split()]
