@@ -23,6 +23,9 @@ from tests.cached import locked
 
 from headrace.files import cache_folder
 
+#: The descriptor: `sys.stderr` is none within a test that captures it.
+STDERR = 2
+
 
 @dataclass(frozen=True)
 class Venv:
@@ -83,7 +86,7 @@ def _whole(folder: Path) -> bool:
 
 def _run(*command: str) -> None:
     """What the command says goes to stderr: stdout is for the path."""
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    subprocess.run(command, check=True, stdout=STDERR)
 
 
 def _pins(tier: str) -> Path:

@@ -41,7 +41,7 @@ def test_settings_take_a_number_too(given: Any, seconds: float) -> None:
 def flushed(shared: Rollout, folder: Path) -> Iterator[Running]:
     """A gateway that gathers what it writes up to an answer's end, but for one channel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_client, "PAUSED_WINDOW_S", math.inf)
+        patch.setattr(http_client, "PAUSED_HOLD_S", math.inf)
         with in_front(shared, folder, stream_flush_ms="10000,every:0") as found:
             yield found
 

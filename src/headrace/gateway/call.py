@@ -11,7 +11,8 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -23,7 +24,7 @@ from headrace.gateway.access import Caller
 from headrace.gateway.admission import AdmittedCall
 from headrace.gateway.dialects import AnswerEvents, CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, answered_elsewhere, refusal, too_deep
-from headrace.gateway.executor import CallExecutor
+from headrace.gateway.executor import CallExecutor, StreamedPiece
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import (
     BegunCoroutine,
@@ -38,6 +39,7 @@ from headrace.gateway.retries import ExpectedRetries, RetryMark, RunningCall
 from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
 from headrace.gateway.turn import Turn, completion_tokens, digest_of, named_call_id, prompt_tokens
+from headrace.gateway.upstream.streamed import HandOn
 from headrace.net.connection import delivered, hang_up
 from headrace.net.server import header
 from headrace.pool.errors import Conflict
@@ -133,6 +135,7 @@ class Call:
         self._began = time.monotonic()
         self._mark = RetryMark.of(request)
         self._events: AnswerEvents | None = None  # once the answer is to be a stream
+        self._opened = False  # whether the events before the first token's are written
         self._recording: tuple[Session, RunningCall] | None = None  # where its steps go; None: they are not recorded
         self._answered: tuple[ExpectedRetries, str, str] | None = None  # once there is one: its digest, its call's id
         self._warning: str | None = None
@@ -286,20 +289,24 @@ class Call:
         await self._writer.whole_json(self._dialect.whole(turns), self._headers(turns))
 
     async def _stream(self, model: ServedModel, executor: CallExecutor, turns: list[Turn], flush_s: float) -> None:
-        writer = self._writer
         events = self._events = self._dialect.events(turns)
-        writer.expect(self._headers(turns, model.upstream.version))
-        opened = False
-        async with aclosing(executor.stream(turns, flush_s)) as pieces:
-            async for new in pieces:
-                data = b"" if opened else events.opening()
-                opened = True
-                for turn, choice, delta, piece in new:
-                    data += events.delta(turn, choice, delta, piece)
-                self._held.answer(len(data))
-                await writer.event(data)
+        self._writer.expect(self._headers(turns, model.upstream.version))
+        await executor.stream(turns, self._show, flush_s)
         await self._record(executor, turns)
-        await writer.last(events.closing())
+        await self._writer.last(events.closing())
+
+    def _show(self, new: list[StreamedPiece]) -> HandOn | None:
+        """How what is new of an answer is written to a stream."""
+        events = self._events
+        assert events is not None
+        data = b"" if self._opened else events.opening()
+        self._opened = True
+        for turn, choice, delta, piece in new:
+            data += events.delta(turn, choice, delta, piece)
+        if not data:
+            return None
+        self._held.answer(len(data))
+        return partial(self._writer.event, data)
 
     async def _record(self, executor: CallExecutor, turns: list[Turn]) -> None:
         """Hands the steps over, whoever still listens; from here on the answer is there for whoever asks again."""
@@ -324,11 +331,11 @@ class Call:
             return
         events = self._events = self._dialect.events(turns)
         writer.expect(self._headers(turns))
-        await writer.event(events.opening())
+        data = events.opening()
         for turn in turns:
             for choice in turn.choices:
-                await writer.event(events.delta(turn, choice, choice.whole(), replay.whole_piece(choice)))
-        await writer.last(events.closing())
+                data += events.delta(turn, choice, choice.whole(), replay.whole_piece(choice))
+        await writer.last(data + events.closing())
 
     def _vendor_path(self) -> str:
         """The call's path behind its base URL, as it was sent."""

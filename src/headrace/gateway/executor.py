@@ -7,7 +7,8 @@ answered all the same, and its step is quarantined: nothing trains on it.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -20,6 +21,7 @@ from headrace.gateway.redaction import Redaction
 from headrace.gateway.sessions import REQUEST_FIELD, STORED_FIELD, TEXT_FIELD, Session, Sessions, TextNode
 from headrace.gateway.turn import Choice, TextKey, Turn
 from headrace.gateway.upstream import RolloutServerFailed, Upstream
+from headrace.gateway.upstream.streamed import HandOn, hand_on
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.gateway.upstream.upstream import gather_or_cancel
 from headrace.tokens import RECORD, RECORD_ONLY, AnswerDelta, Node, NodeRecord, Quarantine, check_step, text_of
@@ -30,6 +32,8 @@ UNUSABLE_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
 
 #: What is new of an answer; the piece that was sampled comes with the first that it brought.
 StreamedPiece = tuple[Turn, Choice, AnswerDelta, SampledChoice | None]
+#: Takes what is new of an answer; how it is sent to the agent, None where nothing is to be.
+Show = Callable[[list[StreamedPiece]], HandOn | None]
 
 
 class CallExecutor:
@@ -72,26 +76,25 @@ class CallExecutor:
             choice.finish()
         _check_whole(turn)
 
-    async def stream(self, turns: list[Turn], flush_s: float) -> AsyncGenerator[list[StreamedPiece], None]:
-        """Samples turn by turn, and yields what is new as it comes, gathered for `flush_s` after the first; text that
-        was held back has no piece. Raises like `Upstream.stream`."""
+    async def stream(self, turns: list[Turn], show: Show, flush_s: float) -> None:
+        """Samples turn by turn, and has `show` told what is new as it comes, gathered for `flush_s` after the first;
+        text that was held back has no piece. Raises like `Upstream.stream`."""
         for turn in turns:
-            pieces = self._upstream.stream(turn.upstream_request, flush_s)
-            try:
-                async for sampled in pieces:
-                    if turn.first_token is None:
-                        turn.first_token, turn.server = time.monotonic(), sampled.server
-                    choice = self._choice(turn, sampled)
-                    new: list[StreamedPiece] = []
-                    piece: SampledChoice | None = sampled
-                    for delta in choice.take_parts(sampled) if flush_s else (choice.take(sampled),):
-                        new.append((turn, choice, delta, piece))
-                        piece = None
-                    yield new
-            finally:
-                await pieces.aclose()
+            take = partial(self._take, turn, show, joined=flush_s > 0)
+            await self._upstream.stream(turn.upstream_request, take, flush_s)
             _check_whole(turn)
-            yield [(turn, choice, choice.finish(), None) for choice in turn.choices]
+            await hand_on(show([(turn, choice, choice.finish(), None) for choice in turn.choices]))
+
+    def _take(self, turn: Turn, show: Show, sampled: SampledChoice, *, joined: bool) -> HandOn | None:
+        if turn.first_token is None:
+            turn.first_token, turn.server = time.monotonic(), sampled.server
+        choice = self._choice(turn, sampled)
+        if not joined:
+            return show([(turn, choice, choice.take(sampled), sampled)])
+        parts = choice.take_parts(sampled)
+        if len(parts) == 1:
+            return show([(turn, choice, parts[0], sampled)])
+        return show([(turn, choice, delta, None if at else sampled) for at, delta in enumerate(parts)])
 
     def _choice(self, turn: Turn, sampled: SampledChoice) -> Choice:
         if not 0 <= sampled.index < len(turn.choices):

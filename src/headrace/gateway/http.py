@@ -194,6 +194,18 @@ async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
         return await BegunCoroutine(coroutine, waits_for)
 
 
+class StalledWrite:
+    """The rest of a write that the client did not take at once; it goes on while it is awaited."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self, rest: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._rest = rest
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._rest().__await__()
+
+
 class ResponseWriter:
     """Writes one response. `ClientGone` is raised where the client does not read on for `write_timeout_s`.
 
@@ -250,11 +262,13 @@ class ResponseWriter:
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self._keeper = asyncio.create_task(self._keep_alive())
 
-    async def event(self, data: bytes) -> None:
-        """Sends events; nothing where there is nothing to say."""
-        if data:
-            self._quiet = False
-            await self._write(data, more=True)
+    def event(self, data: bytes) -> Awaitable[None] | None:
+        """Sends events. What it returns is to be awaited before the next: None where the system has taken them, as it
+        does while the client reads."""
+        self._quiet = False
+        if self.begun:
+            return self._begin_sending({"type": "http.response.body", "body": data, "more_body": True})
+        return StalledWrite(partial(self._write, data, more=True))
 
     async def last(self, data: bytes) -> None:
         """Sends the last events, and ends the response."""
@@ -276,13 +290,21 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send(self, message: Message) -> None:
+        if (stalled := self._begin_sending(message)) is not None:
+            await stalled
+
+    def _begin_sending(self, message: Message) -> StalledWrite | None:
+        """Sends a message; None where the system took it at once: no clock is needed."""
         sending = self._send_message(message)
         if type(sending) is CoroutineType or isinstance(sending, Coroutine):
             try:
                 waits_for = sending.send(None)
             except StopIteration:
-                return  # the system took it at once, as it does while the client reads: no clock is needed
+                return None
             sending = BegunCoroutine(sending, waits_for)
+        return StalledWrite(partial(self._wait_for, sending))
+
+    async def _wait_for(self, sending: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._write_timeout_s) as limit:
                 with self._stall(limit):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 from tests.gateway.wire import Writer, begin_stream, event, respond, send
 
-from headrace.gateway.upstream import Upstream, UpstreamOptions, UpstreamRequest
+from headrace.gateway.upstream import SampledChoice, Upstream, UpstreamOptions, UpstreamRequest
 from headrace.tokens.vocabulary import Vocabulary
 
 Json = dict[str, Any]
@@ -54,7 +54,23 @@ async def connected(vocabulary: Vocabulary, *servers: Any, **options: Any) -> As
 
 
 async def pieces(upstream: Upstream, asked: UpstreamRequest) -> list[Any]:
-    return [piece async for piece in upstream.stream(asked)]
+    return [piece async for piece in streamed(upstream, asked)]
+
+
+async def streamed(
+    upstream: Upstream, asked: UpstreamRequest, flush_s: float = 0.0
+) -> AsyncGenerator[SampledChoice, None]:
+    """The pieces of an answer; closing it cancels the call."""
+    told: asyncio.Queue[SampledChoice | None] = asyncio.Queue()
+    streaming = asyncio.create_task(upstream.stream(asked, told.put_nowait, flush_s))
+    streaming.add_done_callback(lambda _: told.put_nowait(None))
+    try:
+        while (piece := await told.get()) is not None:
+            yield piece
+        await streaming
+    finally:
+        streaming.cancel()
+        await asyncio.wait([streaming])
 
 
 async def until(held: Callable[[], bool]) -> None:

@@ -6,19 +6,20 @@ import asyncio
 import json
 import math
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.upstream.kit import Puppet, Request, connected, stream_of, streams, until, upstream_request
+from tests.gateway.upstream.kit import Puppet, Request, connected, stream_of, streamed, streams, until, upstream_request
 from tests.gateway.wire import Writer, end_stream, event, hangs, send
 
 from headrace.gateway.upstream import RolloutServerFailed, http_client
+from headrace.gateway.upstream.flush_clock import FLUSH_TICK_S, FlushClock, flush_time
 from headrace.gateway.upstream.http_client import ConnectionDropped, HttpResponse, SseDecoder
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.gateway.upstream.upstream import FLUSH_TICK_S, flush_time
 from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, join_pieces
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -68,6 +69,28 @@ def at(seconds: float, what: Callable[..., Any], *args: Any) -> None:
     asyncio.get_running_loop().call_later(seconds, what, *args)
 
 
+class Follower:
+    """Takes whatever it is told of, and holds what follows until the next of its times."""
+
+    def __init__(self, response: HttpResponse, *holds: float, to_the_end: bool = False) -> None:
+        self.taken: list[tuple[bytes | str, float]] = []
+        self._response, self._holds, self._to_the_end = response, list(holds), to_the_end
+        self._clock = FlushClock()
+        self._hold()
+        response.follow(self._clock, self._news)
+
+    def _news(self) -> None:
+        try:
+            self.taken.append((self._response.take(), now()))
+        except ConnectionDropped as error:
+            self.taken.append((str(error), now()))
+        self._hold()
+
+    def _hold(self) -> None:
+        if self._holds:
+            self._response.hold(self._clock, self._holds.pop(0), to_the_end=self._to_the_end)
+
+
 def played(test: Callable[[HttpResponse, Socket], Coroutine[Any, Any, None]]) -> None:
     async def play() -> None:
         socket = Socket()
@@ -81,22 +104,40 @@ def now() -> float:
     return round(asyncio.get_running_loop().time(), 6)
 
 
-def test_what_came_within_the_window_is_read_at_its_end() -> None:
+def test_what_came_while_it_was_held_is_told_together() -> None:
     async def test(response: HttpResponse, socket: Socket) -> None:
         for seconds, data in ((0.01, b"a"), (0.03, b"b"), (0.06, b"c")):
             at(seconds, response.body, data)
-        assert (await response.readany(0.05), now()) == (b"ab", 0.05)
-        assert (await response.readany(0.1), now()) == (b"c", 0.1)
+        follower = Follower(response, 0.05, 0.1)
+        await asyncio.sleep(1)
+        assert follower.taken == [(b"ab", 0.05), (b"c", 0.1)]
 
     played(test)
 
 
-def test_without_a_window_everything_is_read_as_it_comes() -> None:
+def test_what_is_not_held_is_told_as_it_comes() -> None:
     async def test(response: HttpResponse, socket: Socket) -> None:
-        for seconds, data in ((0.01, b"a"), (0.03, b"b")):
+        for seconds, data in ((0.01, b"a"), (0.03, b"b"), (0.04, b"c")):
             at(seconds, response.body, data)
-        assert (await response.readany(), now()) == (b"a", 0.01)
-        assert (await response.readany(0.02), now()) == (b"b", 0.03)  # the window was over, and nothing had come
+        follower = Follower(response, 0.0, 0.02)
+        await asyncio.sleep(1)
+        # The second time was over, and nothing had come.
+        assert follower.taken == [(b"a", 0.01), (b"b", 0.03), (b"c", 0.04)]
+
+    played(test)
+
+
+def test_what_one_read_brought_is_told_once() -> None:
+    async def test(response: HttpResponse, socket: Socket) -> None:
+        def read() -> None:
+            response.body(b"a")
+            response.body(b"b")
+            response.end()
+
+        at(0.01, read)
+        follower = Follower(response)
+        await asyncio.sleep(1)
+        assert follower.taken == [(b"ab", 0.01)]
 
     played(test)
 
@@ -104,59 +145,98 @@ def test_without_a_window_everything_is_read_as_it_comes() -> None:
 def test_a_server_that_stalls_holds_back_nothing_that_came_before() -> None:
     async def test(response: HttpResponse, socket: Socket) -> None:
         at(0.01, response.body, b"a")
-        assert (await response.readany(0.05), now()) == (b"a", 0.05)
         at(60, response.body, b"b")
-        assert (await response.readany(0.1), now()) == (b"b", 60.05)  # and what follows goes at once
+        follower = Follower(response, 0.05, 0.1)
+        await asyncio.sleep(100)
+        assert follower.taken == [(b"a", 0.05), (b"b", 60.0)]  # and what follows is told at once
 
     played(test)
 
 
 @pytest.mark.parametrize("last", ["end", "hurry"])
-def test_the_end_of_an_answer_and_a_pause_end_the_window(last: str) -> None:
+def test_the_end_of_an_answer_and_a_pause_are_told_though_it_is_held(last: str) -> None:
     async def test(response: HttpResponse, socket: Socket) -> None:
         at(0.01, response.body, b"a")
         at(0.02, getattr(response, last))
-        assert (await response.readany(0.05), now()) == (b"a", 0.02)
+        follower = Follower(response, 0.05)
+        await asyncio.sleep(1)
+        assert follower.taken == [(b"a", 0.02)]
 
     played(test)
 
 
-def test_what_came_before_a_failure_is_read_before_it_is_told() -> None:
+def test_a_hold_that_was_ended_early_does_not_end_the_next() -> None:
+    async def test(response: HttpResponse, socket: Socket) -> None:
+        at(0.01, response.body, b"a")
+        at(0.02, response.hurry)
+        at(0.03, response.body, b"b")
+        follower = Follower(response, 0.05, 0.09)
+        await asyncio.sleep(1)
+        assert follower.taken == [(b"a", 0.02), (b"b", 0.09)]
+
+    played(test)
+
+
+def test_what_came_before_a_failure_is_taken_before_it_is_told() -> None:
     async def test(response: HttpResponse, socket: Socket) -> None:
         at(0.01, response.body, b"a")
         at(0.02, response.fail, ConnectionDropped("gone"))
-        assert (await response.readany(0.05), now()) == (b"a", 0.02)
+        follower = Follower(response, 0.05)
+        await asyncio.sleep(1)
+        assert follower.taken == [(b"a", 0.02)]
         with pytest.raises(ConnectionDropped):
-            await response.readany(0.1)
+            response.take()
 
     played(test)
 
 
-def test_only_a_long_window_leaves_the_socket_unread_and_none_before_the_end() -> None:
+@pytest.mark.parametrize(("share", "to_the_end", "flows"), [(0.5, False, []), (2, True, []), (2, False, [False, True])])
+def test_only_a_long_hold_leaves_the_socket_unread_and_none_before_the_end(
+    share: float, to_the_end: bool, flows: list[bool]
+) -> None:
     async def test(response: HttpResponse, socket: Socket) -> None:
-        long_s = http_client.PAUSED_WINDOW_S
+        until = share * http_client.PAUSED_HOLD_S
+        follower = Follower(response, until, to_the_end=to_the_end)
+        await asyncio.sleep(until / 2)
+        assert socket.flows == flows[:1]
+        await asyncio.sleep(until)
+        assert socket.flows == (flows or [True])
+        assert follower.taken == []
+
+    played(test)
+
+
+def test_a_response_that_is_closed_tells_nobody() -> None:
+    async def test(response: HttpResponse, socket: Socket) -> None:
+        follower = Follower(response, 0.05)
         at(0.01, response.body, b"a")
-        await response.readany(long_s / 2)
-        assert socket.flows == [True]
-        at(long_s / 4, response.body, b"b")
-        await response.readany(now() + 2 * long_s, to_the_end=True)
-        assert socket.flows == [True]
-        at(3 * long_s, response.body, b"c")  # read once the socket is
-        await response.readany(now() + 2 * long_s)
-        assert socket.flows == [True, False, True]
-
-    played(test)
-
-
-def test_a_response_that_is_closed_has_no_window() -> None:
-    async def test(response: HttpResponse, socket: Socket) -> None:
-        reading = asyncio.ensure_future(response.readany(0.05))
-        await asyncio.sleep(0.01)
-        reading.cancel()
-        response.close()
+        at(0.02, response.close)
         await asyncio.sleep(1)
         assert socket.aborted
-        assert socket.flows == []
+        assert (socket.flows, follower.taken) == ([], [])
+
+    played(test)
+
+
+def test_what_is_due_at_the_same_time_is_called_and_then_finished() -> None:
+    async def test(response: HttpResponse, socket: Socket) -> None:
+        clock, rung = FlushClock(), list[str]()
+
+        def ring(name: str, due: float) -> Callable[[], None]:
+            assert now() == due
+            rung.append(f"{name} at {due}")
+            return lambda: rung.append(f"{name} is finished")
+
+        for name, when in (("a", 0.05), ("b", 0.1), ("c", 0.05)):
+            clock.call_at(when, partial(ring, name))
+        for name in "xy":
+            clock.call_soon(partial(ring, name, 0.0))
+        await asyncio.sleep(1)
+        assert rung == [
+            *("x at 0.0", "y at 0.0", "x is finished", "y is finished"),
+            *("a at 0.05", "c at 0.05", "a is finished", "c is finished"),
+            *("b at 0.1", "b is finished"),
+        ]
 
     played(test)
 
@@ -233,7 +313,7 @@ LONG_S = 1000.0
 @pytest.fixture
 def reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of an answer ends even the longest window."""
-    monkeypatch.setattr(http_client, "PAUSED_WINDOW_S", math.inf)
+    monkeypatch.setattr(http_client, "PAUSED_HOLD_S", math.inf)
 
 
 def then(first: int) -> Callable[[Request, Writer], Coroutine[Any, Any, None]]:
@@ -253,7 +333,7 @@ async def test_the_first_token_comes_at_once_and_the_rest_together(puppet: Make,
     server, seen = await puppet(), asyncio.Event()
     async with connected(vocabulary, server) as upstream:
         server.behave = streams(1, then(1), seen)
-        stream = upstream.stream(upstream_request(), LONG_S)
+        stream = streamed(upstream, upstream_request(), LONG_S)
         first = await anext(stream)  # nothing else was sent yet
         seen.set()
         rest = [piece async for piece in stream]
@@ -267,7 +347,7 @@ async def test_after_the_last_token_nothing_waits_for_the_end(puppet: Make, voca
     server, seen = await puppet(), asyncio.Event()
     async with connected(vocabulary, server) as upstream:
         server.behave = streams(1, then(1), seen)
-        stream = upstream.stream(upstream_request(max_tokens=1), LONG_S)
+        stream = streamed(upstream, upstream_request(max_tokens=1), LONG_S)
         assert (await anext(stream)).finish_reason == "length"
         seen.set()
         assert [piece async for piece in stream] == []
@@ -275,7 +355,7 @@ async def test_after_the_last_token_nothing_waits_for_the_end(puppet: Make, voca
 
 async def test_at_0_every_token_comes_by_itself(puppet: Make, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, await puppet()) as upstream:
-        found = [piece.ids async for piece in upstream.stream(upstream_request(), 0.0)]
+        found = [piece.ids async for piece in streamed(upstream, upstream_request(), 0.0)]
     assert found == [[token] for token in range(10, 18)]
 
 
@@ -301,7 +381,7 @@ async def test_tokens_that_wait_to_be_read_keep_the_version_that_sampled_them(
 
     async with connected(vocabulary, server, version=4) as upstream:
         server.behave = streams(1, behave, first)
-        stream = upstream.stream(upstream_request(), LONG_S)
+        stream = streamed(upstream, upstream_request(), LONG_S)
         assert (await anext(stream)).ids == [10]
         second = asyncio.ensure_future(anext(stream))
         first.set()
@@ -317,7 +397,7 @@ async def test_tokens_that_wait_to_be_read_keep_the_version_that_sampled_them(
 
 
 @pytest.mark.usefixtures("reads_all")
-async def test_a_pause_ends_the_window(puppet: Make, vocabulary: Vocabulary) -> None:
+async def test_a_pause_is_told_of_what_is_held(puppet: Make, vocabulary: Vocabulary) -> None:
     server, first = await puppet(), asyncio.Event()
 
     async def behave(request: Request, writer: Writer) -> None:
@@ -326,7 +406,7 @@ async def test_a_pause_ends_the_window(puppet: Make, vocabulary: Vocabulary) -> 
 
     async with connected(vocabulary, server) as upstream:
         server.behave = streams(1, behave, first)
-        stream = upstream.stream(upstream_request(), LONG_S)
+        stream = streamed(upstream, upstream_request(), LONG_S)
         await anext(stream)
         second = asyncio.ensure_future(anext(stream))
         first.set()
@@ -344,26 +424,78 @@ def test_streams_are_read_together_and_never_later_than_their_flush(began: float
     assert at == began + flush_s or (at + 1e-6) % FLUSH_TICK_S < 2e-6
 
 
-async def test_closing_a_stream_inside_a_window_hangs_up(puppet: Make, vocabulary: Vocabulary) -> None:
+async def test_closing_a_stream_while_it_is_held_hangs_up(puppet: Make, vocabulary: Vocabulary) -> None:
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         server.behave = streams(1, hangs)
-        stream = upstream.stream(upstream_request(), LONG_S)
+        stream = streamed(upstream, upstream_request(), LONG_S)
         await anext(stream)
-        waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)  # it waits now, with its socket left alone
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        await stream.aclose()
+        await stream.aclose()  # it waits, with its socket left alone
         await server.hung_up.wait()
         assert upstream.counters["aborted"] == 1
 
 
-async def test_a_server_that_falls_silent_inside_a_window_fails(puppet: Make, vocabulary: Vocabulary) -> None:
+async def test_a_server_that_falls_silent_while_it_is_held_fails(puppet: Make, vocabulary: Vocabulary) -> None:
     server = await puppet()
     async with connected(vocabulary, server, idle_s=2, probe_s=60) as upstream:
         server.behave = streams(2, hangs)
         with pytest.raises(RolloutServerFailed) as caught:
-            async for _ in upstream.stream(upstream_request(), LONG_S):
+            async for _ in streamed(upstream, upstream_request(), LONG_S):
                 pass
         assert caught.value.kind == "hang"
+
+
+@pytest.mark.usefixtures("reads_all")
+@pytest.mark.parametrize("flush_s", [0.0, 0.001, LONG_S])
+async def test_a_taker_that_cannot_take_more_is_waited_for(
+    puppet: Make, vocabulary: Vocabulary, flush_s: float
+) -> None:
+    server, seen = await puppet(), asyncio.Event()
+    told: list[int] = []
+    under_way = most = 0
+
+    async def slowly() -> None:
+        nonlocal under_way
+        for _ in range(3):
+            await asyncio.sleep(0)
+        under_way -= 1
+
+    def take(piece: SampledChoice) -> Callable[[], Awaitable[None]]:
+        def send() -> Awaitable[None]:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            told.extend(piece.ids)
+            seen.set()
+            return slowly()
+
+        return send
+
+    async with connected(vocabulary, server) as upstream:
+        server.behave = streams(1, then(1), seen)
+        await upstream.stream(upstream_request(), take, flush_s)
+    assert told == list(range(10, 18))
+    assert (most, under_way) == (1, 0)
+
+
+@pytest.mark.parametrize("sending", [False, True])
+@pytest.mark.parametrize("fails_at", [10, 11, 17])
+async def test_what_a_taker_raises_ends_the_stream(
+    puppet: Make, vocabulary: Vocabulary, fails_at: int, sending: bool
+) -> None:
+    """At the first piece, at one that is told in passing, and at the last; when it takes one or hands it on."""
+    server = await puppet()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    def take(piece: SampledChoice) -> Callable[[], None] | None:
+        if fails_at not in piece.ids:
+            return None
+        return fail if sending else fail()
+
+    async with connected(vocabulary, server) as upstream:
+        with pytest.raises(ZeroDivisionError):
+            await upstream.stream(upstream_request(), take)
+        assert upstream.in_flight == 0
+        assert upstream.counters["aborted"] == (fails_at < 17)

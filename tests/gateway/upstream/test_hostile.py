@@ -17,6 +17,7 @@ from tests.gateway.upstream.kit import (
     drips_events,
     pieces,
     says,
+    streamed,
     streams,
     until,
     upstream_request,
@@ -260,7 +261,7 @@ async def test_a_stream_that_breaks_after_a_token_fails(puppet: Make, vocabulary
     async with connected(vocabulary, bad, good, probe_s=60) as upstream:
         seen = asyncio.Event()
         bad.behave = streams(2, behave, seen)
-        stream = upstream.stream(upstream_request())
+        stream = streamed(upstream, upstream_request())
         assert [(await anext(stream)).ids for _ in range(2)] == [[10], [11]]
         seen.set()
         with pytest.raises(RolloutServerFailed, match=bad.address) as caught:
@@ -308,7 +309,7 @@ async def test_closing_a_stream_hangs_up(puppet: Make, vocabulary: Vocabulary) -
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         server.behave = streams(2, hangs)
-        stream = upstream.stream(upstream_request())
+        stream = streamed(upstream, upstream_request())
         await anext(stream)
         await stream.aclose()
         await server.hung_up.wait()

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client, Reference, gap
-from tests.gateway.upstream.kit import Puppet, Request, connected, pieces, stream_of, streams, until, upstream_request
+from tests.gateway.upstream.kit import (
+    Puppet,
+    Request,
+    connected,
+    pieces,
+    stream_of,
+    streamed,
+    streams,
+    until,
+    upstream_request,
+)
 from tests.gateway.wire import Writer, event, hangs, respond, send
 from tests.matrix import crossed
 
@@ -279,7 +289,7 @@ async def test_a_version_set_during_a_stream_is_that_of_the_tokens_after_it(
 
     async with connected(vocabulary, server, version=4) as upstream:
         server.behave = streams(3, rest, seen)
-        stream = upstream.stream(upstream_request())
+        stream = streamed(upstream, upstream_request())
         found = [await anext(stream) for _ in range(3)]
         upstream.set_version(5)
         seen.set()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client, serving
-from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, until, upstream_request
+from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, streamed, until, upstream_request
 from tests.gateway.wire import hangs
 
 from headrace.data import InvalidInput
@@ -282,7 +282,7 @@ async def test_an_added_server_takes_orders_and_a_removed_one_none(puppet: Make,
 
 async def test_what_is_in_flight_at_a_removed_server_ends(own: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, own.host) as upstream:
-        stream = upstream.stream(upstream_request(max_tokens=50, ignore_eos=True))
+        stream = streamed(upstream, upstream_request(max_tokens=50, ignore_eos=True))
         tokens = len((await anext(stream)).ids)
         await upstream.remove(own.host)
         assert [found["state"] for found in upstream.describe()] == ["leaving"]

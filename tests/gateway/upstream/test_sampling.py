@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client
-from tests.gateway.upstream.kit import connected, pieces, until, upstream_request
+from tests.gateway.upstream.kit import connected, pieces, streamed, until, upstream_request
 
 from headrace.gateway.upstream import UpstreamRefused
 from headrace.tokens.check import same_text
@@ -111,7 +111,7 @@ async def test_many_orders_at_once_keep_their_own_answers(engine: Client, vocabu
 async def test_closing_a_stream_aborts_it_upstream(engine: Client, vocabulary: Vocabulary, wire: str) -> None:
     asked = upstream_request(max_tokens=1500, ignore_eos=True, call_id=f"closed-{wire}")
     async with connected(vocabulary, engine.host, wire=wire) as upstream:
-        stream = upstream.stream(asked)
+        stream = streamed(upstream, asked)
         await anext(stream)
         await stream.aclose()
         assert upstream.counters["aborted"] == 1
@@ -136,7 +136,7 @@ async def test_cancelling_an_order_aborts_it_upstream(engine: Client, vocabulary
 
 async def test_a_stream_left_after_its_end_is_not_counted_as_aborted(engine: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, engine.host) as upstream:
-        stream = upstream.stream(upstream_request())
+        stream = streamed(upstream, upstream_request())
         async for piece in stream:
             if piece.finish_reason is not None:
                 break

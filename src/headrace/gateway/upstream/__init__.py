@@ -3,7 +3,7 @@
 upstream = Upstream(["http://host1:8001", "http://host2:8001"], UpstreamOptions(balance="sticky"))
 await upstream.start(vocabulary)                    # verifies them; upstream.trouble says what does not match
 answer = await upstream.sample(UpstreamRequest(ids, {"max_tokens": 64, "temperature": 1.0}))
-async for piece in upstream.stream(request): ...      # closing it aborts upstream
+await upstream.stream(request, take)                # take(piece) as they come; cancelling it aborts upstream
 await upstream.pause("abort-resume"); upstream.set_version(7); await upstream.resume()
 """
 

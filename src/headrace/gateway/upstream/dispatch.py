@@ -25,6 +25,7 @@ from headrace.gateway.upstream.errors import (
     read_fault,
 )
 from headrace.gateway.upstream.fleet import Fleet, balancer_of
+from headrace.gateway.upstream.flush_clock import Finish, FlushClock
 from headrace.gateway.upstream.gate import Deadline
 from headrace.gateway.upstream.http_client import (
     CONTROL_ANSWER_BYTES,
@@ -67,7 +68,8 @@ class _StreamedChoice:
 
 
 class ServerCall:
-    """One request sent to one server; its answer is read whole (`whole`) or piece by piece (`open`, then `more`)."""
+    """One request sent to one server; its answer is read whole (`whole`) or piece by piece: the first by `open`, then
+    `new_pieces` whenever one that follows (`follow`) is told of news, until it has `ended`; `read_tail` comes last."""
 
     def __init__(
         self,
@@ -86,6 +88,8 @@ class ServerCall:
         self._deadline, self._most_bytes = deadline, most_bytes
         self._response: HttpResponse | None = None
         self._open = True
+        #: Whether all pieces of a streamed answer were read.
+        self.ended = False
         server.in_flight += 1
         server.calls += 1
 
@@ -141,54 +145,69 @@ class ServerCall:
     # -- in pieces -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> list[SampledChoice]:
-        """Sends the request and returns the first pieces of its answer."""
+        """Sends the request and returns the first pieces of its answer; none where it has `ended` without any."""
         self._events = SseDecoder()
         self._choices = [_StreamedChoice() for _ in range(self._encoded.choices)]
         self._consumed: IntArray | None = None
         self._size = 0
-        self._ended = False
-        await self._deadline.wait(self._sent(stream=True), self.server.address)
-        return await self.more()
+        content = await self._deadline.wait(self._sent(stream=True), self.server.address)
+        while not self.ended:
+            await self._deadline.wait(content.readable(), self.server.address)
+            if pieces := self.new_pieces(joined=False):
+                return pieces
+        return []
 
-    def hurry(self) -> None:
-        """Has `more` return with what has come."""
-        if self._response is not None:
-            self._response.hurry()
-
-    async def more(
-        self, not_before: float = 0.0, *, joined: bool = False, to_the_end: bool = False
-    ) -> list[SampledChoice]:
-        """The next pieces; an empty list at the answer's end. With `not_before`, a time of the loop, all that has come
-        by then; `joined`: those of a choice as one. `to_the_end`: its end is near, and is to be seen at once."""
+    def new_pieces(self, *, joined: bool) -> list[SampledChoice]:
+        """The pieces that have come, without waiting for more; `joined`: those of a choice as one. Empty where none is
+        whole yet, or the answer has `ended`."""
         assert self._response is not None
         content = self._response
-        while not self._ended:
-            try:
-                chunk = await self._deadline.wait(
-                    content.readany(not_before, to_the_end=to_the_end), self.server.address
-                )
-            except HttpError as error:
-                raise self._failed(f"cut its answer off: {error_text(error)}", "cut") from error
-            if not chunk:
+        try:
+            chunk = content.take()
+        except HttpError as error:
+            raise self._failed(f"cut its answer off: {error_text(error)}", "cut") from error
+        if not chunk:
+            if content.over:
                 if not all(choice.finished for choice in self._choices):
                     raise self._failed("ended its answer before it was finished", "cut")
-                self._ended = True
-                break
-            self._size += len(chunk)
-            if self._size > self._most_bytes:
-                raise self._failed(f"sent an answer of more than the {self._most_bytes} bytes allowed", "too_large")
-            not_before = 0.0
-            events = self._events.feed(chunk)
-            if DONE in events:
-                self._ended = True
-                events = events[: events.index(DONE)]
-            pieces = self._read(events, joined=joined) if events else []
-            if self._ended:
-                pieces += self._unfinished()
-            if pieces:
-                return pieces
-        await self._tail(content)
-        return []
+                self.ended = True
+            return []
+        self._deadline.renew()
+        self._size += len(chunk)
+        if self._size > self._most_bytes:
+            raise self._failed(f"sent an answer of more than the {self._most_bytes} bytes allowed", "too_large")
+        events = self._events.feed(chunk)
+        if DONE in events:
+            self.ended = True
+            events = events[: events.index(DONE)]
+        pieces = self._read(events, joined=joined) if events else []
+        return pieces + self._unfinished() if self.ended else pieces
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come than what has."""
+        return self._response is None or self._response.over
+
+    def follow(self, clock: FlushClock, news: Callable[[], Finish | None]) -> None:
+        """Has `news` called by the clock whenever there may be `new_pieces`."""
+        if self._response is not None:
+            self._response.follow(clock, news)
+
+    def unfollow(self) -> None:
+        """Tells nobody any more."""
+        if self._response is not None:
+            self._response.unfollow()
+
+    def hold(self, clock: FlushClock, until: float, *, to_the_end: bool) -> None:
+        """Tells who follows nothing before a time of the loop. `to_the_end`: the answer's end is near, and is told
+        even so."""
+        if self._response is not None:
+            self._response.hold(clock, until, to_the_end=to_the_end)
+
+    def hurry(self) -> None:
+        """Ends that time."""
+        if self._response is not None:
+            self._response.hurry()
 
     def _read(self, events: list[bytes], *, joined: bool) -> list[SampledChoice]:
         wire, encoded = self._wire, self._encoded
@@ -242,8 +261,10 @@ class ServerCall:
             pieces.append(SampledChoice(index, [], [], "", "abort", server=self.server.address))
         return pieces
 
-    async def _tail(self, content: HttpResponse) -> None:
-        """Reads what is left after `[DONE]`, so that the connection can be used again."""
+    async def read_tail(self) -> None:
+        """Once it has `ended`: reads what is left after `[DONE]`, so that the connection can be used again."""
+        assert self._response is not None
+        content = self._response
         try:
             async with asyncio.timeout(STREAM_TAIL_S):
                 while part := await content.readany():

@@ -141,6 +141,11 @@ class Deadline:
                 self._expired = False
                 task.uncancel()
 
+    def renew(self) -> None:
+        """Within a wait: something came, so that `idle_s` begins anew."""
+        if self._frozen is None:
+            self._due = min(self._loop.time() + self._idle_s, self._end)
+
     def close(self) -> None:
         """Ends the timer."""
         if self._timer is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -19,13 +20,14 @@ import orjson
 from yarl import URL
 
 from headrace.gateway.upstream.errors import RolloutServerFailed
+from headrace.gateway.upstream.flush_clock import Finish, FlushClock
 from headrace.gateway.upstream.options import UpstreamOptions
 
 #: Bytes of an answer that may wait to be read before the server is made to wait.
 HIGH_WATER_BYTES = 1 << 17
-#: Seconds from which on a wait for more bytes is worth it to stop the socket, and read once at its end: below that, few
+#: Seconds from which on it pays to stop the socket while bytes are held, and read once at the end: below that, few
 #: enough come meanwhile that to take each costs less.
-PAUSED_WINDOW_S = 0.1
+PAUSED_HOLD_S = 0.1
 
 
 class HttpError(Exception):
@@ -45,7 +47,8 @@ class NotHttp(HttpError):
 
 
 class HttpResponse:
-    """An answer that is being received: status and headers first, its body as it comes."""
+    """An answer that is being received: status and headers first, its body as it comes, read by who waits for it
+    (`readany`) or by a function that is told of it (`follow`)."""
 
     def __init__(self, connection: _Connection) -> None:
         self.status = 0
@@ -57,7 +60,10 @@ class HttpResponse:
         self._error: HttpError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._wants_all = False
-        self._window: asyncio.TimerHandle | None = None  # until it ends, nothing wakes whoever reads
+        self._clock: FlushClock | None = None  # which tells the follower
+        self._follower: Callable[[], Finish | None] | None = None
+        self._telling = False
+        self._held_until = 0.0  # before, the follower is not told of bytes; 0: they are told as they come
 
     @property
     def content_length(self) -> int | None:
@@ -72,51 +78,15 @@ class HttpResponse:
         if not self.status:
             raise self._error or ConnectionDropped("the connection was closed without an answer")
 
-    async def readany(self, not_before: float = 0.0, *, to_the_end: bool = False) -> bytes:
-        """The bytes that have come and were not read yet, awaited where there are none; empty at the end.
-
-        With `not_before`, a time of the loop, it returns then with what has come by then, unless the answer ends or
-        `hurry` is called before. Over a longer wait the socket is left unread, so that an end is only seen after it,
-        unless `to_the_end` says that one is near."""
-        if not_before and not self._ended and self._error is None:
-            self._open_window(not_before, to_the_end)
-        while self._window is not None or not self._parts:
-            if self._ended:
-                break
-            if self._error is not None:
-                raise self._error
+    async def readable(self) -> None:
+        """Returns once there is something to `take`: bytes, the end, or a failure."""
+        while not (self._parts or self.over):
             await self._news()
-        if not self._parts:
-            return b""
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._size = 0
-        if self._connection is not None:
-            self._connection.flow(reading=True)
-        return data
 
-    def _open_window(self, until: float, to_the_end: bool) -> None:
-        loop = asyncio.get_running_loop()
-        wait_s = until - loop.time()
-        if wait_s <= 0:
-            return
-        self._window = loop.call_later(wait_s, self.hurry)
-        if wait_s >= PAUSED_WINDOW_S and not to_the_end and self._connection is not None:
-            self._connection.flow(reading=False)
-
-    def hurry(self) -> None:
-        """Ends the time for which bytes are left to gather."""
-        if self._close_window():
-            if self._connection is not None:
-                self._connection.flow(reading=True)
-            if self._parts:
-                self._tell()
-
-    def _close_window(self) -> bool:
-        window, self._window = self._window, None
-        if window is not None:
-            window.cancel()
-        return window is not None
+    async def readany(self) -> bytes:
+        """The bytes that have come and were not read yet, awaited where there are none; empty at the end."""
+        await self.readable()
+        return self.take()
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -127,12 +97,68 @@ class HttpResponse:
             if self._error is not None:
                 raise self._error
             await self._news()
-        return await self.readany()
+        return self.take()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come: it has ended, or failed."""
+        return self._ended or self._error is not None
+
+    def take(self) -> bytes:
+        """The bytes that have come and were not read yet; empty where there are none. Raises why no more will come once
+        all are read, unless that is the answer's end."""
+        parts = self._parts
+        if not parts:
+            if self._error is not None:
+                raise self._error
+            return b""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._size = 0
+        if self._connection is not None:
+            self._connection.flow(reading=True)
+        return data
+
+    def follow(self, clock: FlushClock, news: Callable[[], Finish | None]) -> None:
+        """Has `news` called by the clock whenever there is something to `take`: bytes, the end, or a failure."""
+        self._clock, self._follower = clock, news
+        if self.over or (self._parts and not self._held_until):
+            self._tell()
+
+    def unfollow(self) -> None:
+        """Tells nobody any more."""
+        self._clock = self._follower = None
+        self._held_until = 0.0
+
+    def hold(self, clock: FlushClock, until: float, *, to_the_end: bool = False) -> None:
+        """Tells who follows of no bytes before a time of the loop, unless the answer ends or `hurry` is called. Over a
+        longer time the socket is left unread, so that an end is only seen after it, unless `to_the_end` says that one
+        is near."""
+        wait_s = until - asyncio.get_running_loop().time()
+        if wait_s <= 0 or self.over:
+            return
+        self._held_until = until
+        clock.call_at(until, self._end_hold)
+        if wait_s >= PAUSED_HOLD_S and not to_the_end and self._connection is not None:
+            self._connection.flow(reading=False)
+
+    def hurry(self) -> None:
+        """Ends the time for which bytes are left to gather."""
+        if self._held_until and (finish := self._end_hold(self._held_until)) is not None:
+            finish()
+
+    def _end_hold(self, until: float) -> Finish | None:
+        if until != self._held_until:
+            return None  # one that was ended before its time
+        self._held_until = 0.0
+        if self._connection is not None:
+            self._connection.flow(reading=True)
+        return self._follower() if self._parts and self._follower is not None else None
 
     def close(self) -> None:
         """Lets go of the connection, which is closed unless the answer has ended."""
         connection, self._connection = self._connection, None
-        self._close_window()
+        self.unfollow()
         if connection is not None and not self._ended:
             connection.abort()
 
@@ -144,8 +170,17 @@ class HttpResponse:
             self._waiter = None
 
     def _tell(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        elif self._clock is not None and not self._telling:
+            self._telling = True  # not now: the parser may have more of the same bytes to tell of
+            self._clock.call_soon(self._tell_follower)
+
+    def _tell_follower(self) -> Finish | None:
+        self._telling = False
+        self._held_until = 0.0
+        return self._follower() if self._follower is not None else None
 
     # Called by the connection.
 
@@ -158,7 +193,7 @@ class HttpResponse:
         """Takes a part of the body; False where reading from the server should stop for a while."""
         self._parts.append(data)
         self._size += len(data)
-        if not self._wants_all and self._window is None:
+        if not self._held_until and not self._wants_all:
             self._tell()
         return self._wants_all or self._size < HIGH_WATER_BYTES
 
@@ -166,14 +201,12 @@ class HttpResponse:
         """Notes that the body is complete."""
         self._ended = True
         self._connection = None
-        self._close_window()
         self._tell()
 
     def fail(self, error: HttpError) -> None:
         """Notes why nothing more will come."""
         self._error = error
         self._connection = None
-        self._close_window()
         self._tell()
 
 

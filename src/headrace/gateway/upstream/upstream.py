@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,15 +17,17 @@ import orjson
 
 from headrace.data.step import INT32_MAX, check_count
 from headrace.gateway.upstream.dispatch import Dispatch, ServerCall
-from headrace.gateway.upstream.errors import RolloutServerFailed
+from headrace.gateway.upstream.errors import NoRolloutServer, RolloutServerFailed, UpstreamRefused
 from headrace.gateway.upstream.fleet import Fleet
+from headrace.gateway.upstream.flush_clock import FlushClock
 from headrace.gateway.upstream.gate import Deadline, Gate
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_LEASE_S, PauseControl
 from headrace.gateway.upstream.server import UpstreamServer
-from headrace.gateway.upstream.types import SampledAnswer, SampledChoice, UpstreamRequest, VersionSpans
-from headrace.gateway.upstream.wire import EncodedRequest, extend_spans, join_pieces
+from headrace.gateway.upstream.streamed import StreamedAnswer, StreamPump, Taker, hand_on, join_spans
+from headrace.gateway.upstream.types import SampledAnswer, SampledChoice, UpstreamRequest
+from headrace.gateway.upstream.wire import EncodedRequest, join_pieces
 from headrace.net.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -33,15 +35,8 @@ T = TypeVar("T")
 
 #: Seconds for which an answer of /v1/models is served again: agents ask for it at their start, many at once.
 MODELS_CACHE_S = 5.0
-#: Seconds between two moments at which streams are read, where a flush takes twice as long or longer. Of a thousand
-#: streams at 250 ms that is a hundred each time, some 20 ms of work.
-FLUSH_TICK_S = 0.025
 #: Turns of the loop in which a stream that is let go reads its socket, wakes, and counts what came.
 CATCH_UP_TURNS = 4
-#: An answer that has room for less than so many of its last piece may end within the next.
-NEAR_END = 2
-
-
 #: Parameters whose state a server keeps for one request only (a grammar, penalties for what was sampled before): an
 #: answer under them cannot be continued by another request, and is sampled again from its beginning.
 RESTARTING_PARAMS = (
@@ -66,6 +61,7 @@ class Upstream:
         self._client: UpstreamClient | None = None
         self.watch = Supervised("the watch over the rollout servers", self._fleet.watch)
         self._models: tuple[float, dict[str, Any]] | None = None
+        self._flush_clock = FlushClock()
         self._streams: set[ServerCall] = set()
         self._gate.closing = self._hurry
 
@@ -140,56 +136,24 @@ class Upstream:
             server, choice = call.server, join_choices(choice, rest, more[0])
         return choice
 
-    async def stream(self, request: UpstreamRequest, flush_s: float = 0.0) -> AsyncGenerator[SampledChoice, None]:
-        """Yields the pieces of an answer as they come; with `flush_s`, after the first, what has come of a choice
-        within so many seconds as one. Closing it early aborts the call on the server.
+    async def stream(self, request: UpstreamRequest, take: Taker, flush_s: float = 0.0) -> None:
+        """Samples an answer, and has `take` told the pieces as they come; with `flush_s`, after the first, what has
+        come of a choice within so many seconds as one. Cancelling it aborts the call on the server.
 
-        Raises like `sample`."""
-        gate, clock = self._gate, asyncio.get_running_loop().time
+        Raises like `sample`, and what `take` raises."""
+        gate = self._gate
         if gate.closed:
             await gate.wait_open()
         encoded = EncodedRequest.of(request)
-        most = request.sampling.get("max_tokens")
-        #: Of each choice, what was told so far; without a finish_reason while there is more to come.
-        told = [SampledChoice(index, [], None, None) for index in range(encoded.choices)]
+        answer = StreamedAnswer(request, encoded.choices, take)
         #: What is to be sampled, and the beginning of the answer that it continues.
         todo: list[tuple[EncodedRequest, SampledChoice | None]] = [(encoded, None)]
         with self._in_flight() as deadline:
             try:
                 while todo:
                     part, before = todo.pop(0)
-                    aborts, cut = gate.aborts, []
-                    call, pieces = await self._dispatch.send(part, deadline, ServerCall.open)
-                    self._streams.add(call)
-                    if flush_s:
-                        pieces = join_pieces(pieces)
-                    try:
-                        while pieces:
-                            began = clock()
-                            for piece in pieces:
-                                if before is not None:
-                                    append_to(piece, before, part.request)
-                                whole = told[piece.index]
-                                whole.ids += piece.ids
-                                whole.spans = piece.spans
-                                if piece.finish_reason == "abort":
-                                    await self._await_abort(aborts, call.server)
-                                    piece.finish_reason = None
-                                    cut.append(whole)
-                                    if not piece.ids and not piece.text:
-                                        continue
-                                whole.finish_reason = piece.finish_reason
-                                yield piece
-                            # Nothing waits where only the end is to come, nor during a pause: versions change after it.
-                            going_on = any(whole.finish_reason is None and whole not in cut for whole in told)
-                            flush_at = flush_time(began, flush_s) if flush_s and going_on and not gate.closed else 0.0
-                            near_end = most is not None and most - len(told[piece.index].ids) <= NEAR_END * len(
-                                piece.ids
-                            )
-                            pieces = await self._more(call, flush_at, joined=flush_s > 0, to_the_end=near_end)
-                    finally:
-                        self._streams.discard(call)
-                        call.close()
+                    answer.continue_with(part.request, before)
+                    cut = await self._stream_part(answer, part, deadline, flush_s)
                     for whole in cut:
                         if whole.ids and must_restart(request):
                             raise RolloutServerFailed(
@@ -197,29 +161,53 @@ class Upstream:
                             )
                         rest = rest_of(request, whole.index, whole.ids)
                         if rest is None:
-                            whole.finish_reason = "length"
-                            yield SampledChoice(
-                                whole.index, [], [], "", "length", spans=whole.spans, server=call.server.address
-                            )
+                            await hand_on(answer.end(whole))
                         else:
                             self.counters["continued"] += 1
                             so_far = SampledChoice(whole.index, whole.ids.copy(), None, None, spans=whole.spans)
                             todo.append((EncodedRequest.of(rest), so_far))
                     if cut:
                         await gate.wait_open()
-            except (asyncio.CancelledError, GeneratorExit):
-                if any(whole.finish_reason is None for whole in told):
+            except (RolloutServerFailed, UpstreamRefused, NoRolloutServer):
+                raise
+            except BaseException:
+                if any(whole.finish_reason is None for whole in answer.choices):
                     self.counters["aborted"] += 1
                 raise
 
-    async def _more(
-        self, call: ServerCall, not_before: float, *, joined: bool, to_the_end: bool
+    async def _stream_part(
+        self, answer: StreamedAnswer, part: EncodedRequest, deadline: Deadline, flush_s: float
     ) -> list[SampledChoice]:
+        """Streams what one request brings; the choices that a pause cut off."""
+        aborts = self._gate.aborts
+        cut: list[SampledChoice] = []
+        call, pieces = await self._dispatch.send(part, deadline, ServerCall.open)
+        if flush_s:
+            pieces = join_pieces(pieces)
+        pump = StreamPump(answer, call, deadline, self._gate, self._flush_clock, flush_s)
+        self._streams.add(call)
         try:
-            return await call.more(not_before, joined=joined, to_the_end=to_the_end)
-        except RolloutServerFailed as error:
-            self._dispatch.failed(call.server, error)
-            raise
+            while True:
+                for piece in pieces:
+                    if piece.finish_reason == "abort":
+                        await self._await_abort(aborts, call.server)
+                        piece.finish_reason = None
+                        cut.append(answer.choice_of(piece))
+                        if not piece.ids and not piece.text:
+                            continue
+                    await hand_on(answer.add(piece))
+                if call.ended:
+                    await call.read_tail()
+                    return cut
+                going_on = any(whole.finish_reason is None and whole not in cut for whole in answer.choices)
+                try:
+                    pieces = await pump.run(gathers=going_on)
+                except RolloutServerFailed as error:
+                    self._dispatch.failed(call.server, error)
+                    raise
+        finally:
+            self._streams.discard(call)
+            call.close()
 
     async def _await_abort(self, aborts: int, server: UpstreamServer) -> None:
         """Returns where a pause asked for an abort; raises `RolloutServerFailed` for one that nobody asked for."""
@@ -262,7 +250,7 @@ class Upstream:
                 await asyncio.sleep(0)
 
     def _hurry(self) -> None:
-        for call in self._streams:
+        for call in list(self._streams):
             call.hurry()
 
     async def resume(self) -> None:
@@ -381,13 +369,6 @@ class Upstream:
         return self._fleet.describe()
 
 
-def flush_time(began: float, flush_s: float) -> float:
-    """When a stream whose last pieces came at `began` is read next: after `flush_s`, or so much earlier that it is
-    together with others, since what is done in one go is done faster."""
-    at = began + flush_s
-    return at - at % FLUSH_TICK_S if flush_s >= 2 * FLUSH_TICK_S else at
-
-
 def must_restart(request: UpstreamRequest) -> bool:
     """Whether an answer that was cut cannot be continued, and must be sampled again from its beginning."""
     return any(request.sampling.get(name) or request.extra.get(name) for name in RESTARTING_PARAMS)
@@ -409,24 +390,6 @@ def rest_of(request: UpstreamRequest, index: int, ids: list[int]) -> UpstreamReq
     prompt = np.concatenate([request.prompt, np.array(ids, np.int32)]) if ids else request.prompt
     call_id = f"{request.call_id}.{index}.{len(ids)}" if request.call_id else ""
     return msgspec.structs.replace(request, prompt=prompt, sampling=sampling, call_id=call_id)
-
-
-def join_spans(before: VersionSpans, tokens: int, after: VersionSpans) -> VersionSpans:
-    """The spans of an answer that was cut after `tokens` tokens and continued."""
-    for first, version in after:
-        before = extend_spans(before, tokens + first, version)
-    return before
-
-
-def append_to(piece: SampledChoice, before: SampledChoice, rest: UpstreamRequest) -> None:
-    """Changes a piece of the request `rest` into one of the whole answer, of which `before` was already given out."""
-    piece.index = before.index
-    piece.spans = join_spans(before.spans, len(before.ids), piece.spans)
-    if not before.ids:
-        return
-    if piece.consumed is rest.prompt:
-        piece.consumed = None  # the answer's own prompt was told with its beginning
-    piece.text = None  # a character may lie across the cut: the two texts do not add up to that of all ids
 
 
 def join_choices(cut: SampledChoice, rest: UpstreamRequest, more: SampledChoice) -> SampledChoice:
