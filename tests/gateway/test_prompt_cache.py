@@ -52,3 +52,12 @@ def test_the_least_used_are_forgotten_first() -> None:
     assert keys[2] is not None
     prompts.put(keys[2], np.arange(4, dtype=np.int32))
     assert [prompts.get(key) is not None for key in keys if key is not None] == [True, False, True]
+
+
+def test_no_more_than_so_many_are_remembered_however_short_they_are() -> None:
+    prompts = PromptCache(most_prompts=3)
+    keys = [prompts.key(conversation([str(n)])) for n in range(5)]
+    for key in keys:
+        assert key is not None
+        prompts.put(key, np.arange(2, dtype=np.int32))
+    assert [prompts.get(key) is not None for key in keys if key is not None] == [False, False, True, True, True]

@@ -88,8 +88,26 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(100):
         text = f"a{'bc' * n} d{'e' * n} <call>{'x' * 100}"
         assert words.encode(text) in (None, own(backend, text))
-        assert len(words) <= 20 + 4
+        assert len(words) <= 20 // 2 + 4 + 4
         assert all(len(word) <= word_cache.MAX_WORD_CHARACTERS for word in words)
+
+
+def test_words_that_are_used_stay_whatever_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_cache, "MAX_WORDS", 20)
+    words = cached(BACKENDS[GPT2])
+    learned: list[str] = []
+
+    def encoded(self: WordCache, word: str) -> list[int]:
+        learned.append(word)
+        return own(BACKENDS[GPT2], word)
+
+    monkeypatch.setattr(WordCache, "_encoded", encoded)
+    for n in range(100):
+        assert words.encode(f"the river {'x' * (n + 1)}") is not None
+    assert [learned.count(word) for word in ("the", " river", " xx")] == [1, 1, 1]
+    assert words.encode("xx") is not None, "without a space it is another word"
+    assert words.encode("the xx") is not None
+    assert learned.count(" xx") == 2, "a word that nobody said for long is forgotten"
 
 
 def test_what_is_no_ascii_is_left_to_the_tokenizer() -> None:

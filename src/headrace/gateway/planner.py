@@ -64,7 +64,8 @@ THINKING_OPTION = "enable_thinking"
 
 #: Digests of a conversation, its tools and its template options.
 PromptKey = tuple[bytes, bytes, bytes]
-#: Tokens of first prompts that are remembered; four bytes each.
+#: First prompts that are remembered, some 400 bytes each beside their tokens, and the tokens of all; four bytes each.
+MAX_CACHED_PROMPTS = 4_096
 MAX_CACHED_TOKENS = 2_000_000
 
 
@@ -75,8 +76,9 @@ class PromptCache:
     it is the same text, so the same key means the same ids.
     """
 
-    def __init__(self, most_tokens: int = MAX_CACHED_TOKENS) -> None:
+    def __init__(self, most_tokens: int = MAX_CACHED_TOKENS, most_prompts: int = MAX_CACHED_PROMPTS) -> None:
         self._most = most_tokens
+        self._most_prompts = most_prompts
         self._known: OrderedDict[PromptKey, IntArray] = OrderedDict()
         self._tokens = 0
 
@@ -100,7 +102,7 @@ class PromptCache:
         ids.flags.writeable = False  # many trajectories share it
         self._known[key] = ids
         self._tokens += len(ids)
-        while self._tokens > self._most:
+        while self._tokens > self._most or len(self._known) > self._most_prompts:
             _, oldest = self._known.popitem(last=False)
             self._tokens -= len(oldest)
 

@@ -14,8 +14,9 @@ import re
 from itertools import chain
 from typing import Any
 
-#: Words that are remembered, some 200 bytes each; then it begins anew.
-MAX_WORDS = 100_000
+#: Words that are remembered, some 250 bytes each. Most texts name something that nobody names again (ids, sums, dates):
+#: words that are not met any more are forgotten.
+MAX_WORDS = 20_000
 #: Characters of a word that is remembered.
 MAX_WORD_CHARACTERS = 64
 #: New words that are learned from any text, each by a call of the tokenizer's; and the share of a text's words that may
@@ -43,13 +44,18 @@ GPT2 = next(iter(PATTERNS))
 
 
 class WordCache(dict[str, list[int]]):
-    """Words and their ids. `of` makes one for a tokenizer whose texts can be put together from words."""
+    """Words and their ids. `of` makes one for a tokenizer whose texts can be put together from words.
+
+    Once it has half of the words that are remembered, these become the older half, and it begins anew: a word of the
+    older half that is met is taken over, the others are forgotten with it.
+    """
 
     def __init__(self, backend: Any, pattern: str, added: dict[str, int]) -> None:
         super().__init__()
         self._backend = backend
         self._words = re.compile(pattern, re.ASCII).findall
         self._added = {token: [number] for token, number in added.items()}  # which are no part of any word
+        self._older: dict[str, list[int]] = {}
         self.update(self._added)
         # The longest first: of those that begin in one place, a tokenizer takes the longest.
         tokens = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
@@ -88,7 +94,15 @@ class WordCache(dict[str, list[int]]):
                     words.append(piece)
                 elif piece:
                     words += self._words(piece)
-        new = {*words}.difference(self)
+        if len(self) >= MAX_WORDS // 2 + len(self._added):
+            self._older = dict(self)
+            self.clear()
+            self.update(self._added)
+        new, older = {*words}.difference(self), self._older
+        if new and older:
+            met = new.intersection(older)
+            self.update({word: older[word] for word in met})
+            new -= met
         if new:
             many = len(new) > MAX_NEW_WORDS + MAX_NEW_SHARE * len(words)
             self._learn([*new][:MAX_NEW_WORDS] if many else [*new])
@@ -101,9 +115,6 @@ class WordCache(dict[str, list[int]]):
         return self._encoded(word)
 
     def _learn(self, new: list[str]) -> None:
-        if len(self) >= MAX_WORDS:
-            self.clear()
-            self.update(self._added)
         for word in new:
             if len(word) <= MAX_WORD_CHARACTERS:
                 self[word] = self._encoded(word)

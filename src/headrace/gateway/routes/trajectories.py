@@ -5,8 +5,10 @@ Agents that know nothing of training need the base URL that `/init_trajectory` a
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -43,8 +45,10 @@ RESERVED_UIDS = frozenset(
         *("docs", "redoc", "openapi.json", "dashboard", "sessions"),
     }
 )
-#: Trajectories whose completion is remembered, some 300 bytes each, for clients that did not hear of it.
+#: Trajectories whose completion is remembered, some 400 bytes each, and for how many seconds, for clients that did not
+#: hear of it.
 MAX_COMPLETIONS = 20_000
+COMPLETION_S = 900.0
 
 
 def check_uids(gateway: Gateway, uid: str, prompt: str) -> None:
@@ -63,17 +67,23 @@ class RememberedCompletions:
     """How trajectories ended, as their clients were told: one that did not hear of it ends its trajectory again, and by
     then a trainer may have it."""
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[float | None, Completion]] = OrderedDict()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[float, float | None, Completion]] = OrderedDict()  # when first
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def answer(self, uid: str, reward: float | None, done: Completion) -> Completion:
         """What to answer where the pool says `done`: `late` only where the same end did not count before."""
         known = self._known.get(uid)
-        if done.status == "late" and known is not None and known[0] == reward:
-            return known[1]
+        if done.status == "late" and known is not None and known[1] == reward:
+            return known[2]
         if done.status == "ok":
-            self._known[uid] = reward, done
-            if len(self._known) > MAX_COMPLETIONS:
+            now = self._clock()
+            self._known[uid] = now, reward, done
+            self._known.move_to_end(uid)
+            while len(self._known) > MAX_COMPLETIONS or next(iter(self._known.values()))[0] < now - COMPLETION_S:
                 self._known.popitem(last=False)
         return done
 
