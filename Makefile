@@ -14,7 +14,7 @@ JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
 PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents test-models test-dashboard \
+.PHONY: help setup demo test test-system test-long test-vllm test-verl test-atropos test-gym test-install test-agents test-models test-dashboard \
         test-storm bench lint audit docs format clean
 
 help: ## show this list
@@ -28,8 +28,11 @@ demo: $(DEMO) ## watch an agent learn binary search from scratch, in about two m
 test: setup ## run the tests, several at a time (JOBS=0: one by one)
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-long: setup ## run the statistical and the exhaustive tests that make test leaves out
-	HEADRACE_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
+test-system: setup ## run whole systems as their users do: the demo, runs, examples, every block of the documentation, benchmarks
+	HEADRACE_SYSTEM=1 $(PYTEST) -m system $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' 'mark\.system' tests)
+
+test-long: setup ## run the statistical and the exhaustive tests that these two leave out
+	HEADRACE_LONG=1 HEADRACE_SYSTEM=1 $(PYTEST) -m long $(PYTEST_ARGS)
 
 test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
 	HEADRACE_VLLM=1 $(PYTEST) $(PYTEST_ARGS) tests/vllm

@@ -3,7 +3,10 @@
 A tier's tests are those of its folders, of these only the ones that use one of its fixtures where it names some, and
 any test that has its marker. Where a tier is not asked for, its tests are deselected.
 
-The long tier has what shows more of a claim that `make test` shows once: learning curves of every kind of project, runs
+The system tier has what starts whole systems as their users do, from the command line to a trained model: the demo,
+runs, examples, every block of the documentation, the benchmarks. It needs nothing that `make test` has not.
+
+The long tier has what shows more of a claim that these two show once: learning curves of every kind of project, runs
 on clusters of several nodes, everything of a demo that can be killed, the pool's conformance over Ray, combinations of
 a table's values (`tests/matrix.py`), gateways of several processes, and every property with ten times the examples.
 What is of another tier too runs where both are asked for (`HEADRACE_LONG=1 make test-vllm`).
@@ -57,6 +60,7 @@ def _capability(path: Path) -> str:
     return path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
 
 
+SYSTEM = Tier("system", "starts whole systems as a user does; minutes of both cores")
 LONG = Tier("long", "statistical or exhaustive; a cheaper form of the claim runs always")
 
 TIERS = (
@@ -68,6 +72,7 @@ TIERS = (
     Tier("models", "fetches some sixty models' tokenizers and chat templates", ("models",)),
     Tier("dashboard", "drives Chromium with playwright", ("dashboard",), frozenset({"browser"})),
     Tier("gym", "needs the real reasoning-gym"),
+    SYSTEM,
     LONG,
 )
 

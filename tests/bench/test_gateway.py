@@ -20,6 +20,8 @@ from headrace.bench.gateway.servers import build_tokenizer, start_proxy, start_s
 from headrace.bench.server_process import ServerProcess
 from headrace.tokens import load_vocabulary
 
+pytestmark = pytest.mark.system
+
 TINY = GatewaySizes(
     "tiny",
     turns=2,

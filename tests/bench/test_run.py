@@ -20,6 +20,8 @@ from headrace.bench.run.load import FULL, QUICK, RULE_S, RolloutAgents, RunSizes
 from headrace.bench.run.measure import BARS, PARTS, measure_sizes
 from headrace.bench.server_process import ServerProcess
 
+pytestmark = pytest.mark.system
+
 TINY = RunSizes(
     "tiny",
     rollouts=4,

@@ -19,6 +19,8 @@ from tests.envs.api import Api
 
 from headrace.cli import main
 
+pytestmark = pytest.mark.system
+
 HEADRACE = [sys.executable, "-m", "headrace", "env", str(FILES / "backlog.py")]
 Models = Callable[[], AbstractContextManager[str]]
 PROCESSED = {

@@ -33,6 +33,8 @@ from headrace.demo.run import (
 from headrace.demo.services import DemoSettings
 from headrace.pool.readonly import JournalView
 
+pytestmark = pytest.mark.system
+
 KEYS = ["task", "steps", "reward_start", "reward_end", "seconds", "calls", "staleness_mean", "logprob_gap_max"]
 
 

@@ -14,6 +14,8 @@ from tests.cli.command import Command
 from tests.docs.pages import PAGES, REASONS, SHELL, Block, blocks
 from tests.docs.reader import Reader
 
+pytestmark = pytest.mark.system
+
 #: The page that says how `headrace` comes onto the path. Who reads the others has done it.
 ENTRANCE = "README.md"
 #: The page for those who have a cluster.

@@ -21,6 +21,8 @@ from headrace.envs import BaseEnvConfig
 from headrace.pool.scored.types import Registration
 from headrace.processes import Child, Processes
 
+pytestmark = pytest.mark.system
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "env_number.py"
 STEPS, GROUPS, GROUP_SIZE = 4, 2, 8
 #: Seconds that a process may take to end, on a machine that is busy with other things.

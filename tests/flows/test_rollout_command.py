@@ -24,6 +24,8 @@ from headrace.cli import main
 from headrace.flows.schedule_state import ScheduleState
 from headrace.pool.readonly import JournalView
 
+pytestmark = pytest.mark.system
+
 #: Two calls a rollout; while there is a file `hold`, question 3 is not answered.
 AGENT = """
 import asyncio, pathlib

@@ -15,6 +15,8 @@ from tests.gateway.rollout import Rollout, in_front
 
 from headrace import Step, connect
 
+pytestmark = pytest.mark.system
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Examples without a client library, and with OpenAI's, which takes seconds to import: the trajectories of each.
 PLAIN = {"gateway_http.py": 1, "gateway_curl.sh": 1}

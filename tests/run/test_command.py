@@ -14,6 +14,8 @@ from tests.run.runs import RUN_S, activated, processes_of, started
 
 from headrace.run.new import Kind
 
+pytestmark = pytest.mark.system
+
 
 def command(project: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "headrace", "run", str(project / "run.yaml"), *args]

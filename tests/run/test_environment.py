@@ -22,6 +22,8 @@ from headrace.run.environment import read_evaluation
 from headrace.run.evaluate import evaluate_run, table, untold
 from headrace.run.new import create
 
+pytestmark = pytest.mark.system
+
 KEYS = {f"HEADRACE_{whose}_KEY": whose.lower() for whose in ("API", "REWARD", "ADMIN")}
 
 

@@ -15,6 +15,8 @@ from tests.run.runs import RUN_S, ledger, metrics, processes_of, result, started
 
 from headrace.run.new import Kind
 
+pytestmark = pytest.mark.system
+
 STEPS, GROUPS, ROLLOUTS = 12, 8, 8
 #: Which process is killed after which step, by a word of its command line.
 KILLS = {1: "reward", 2: "rollout", 4: "gateway", 5: "train", 7: "engine"}

@@ -17,6 +17,8 @@ from tests.run.runs import RUN_S, ledger, mean, metrics, processes_of, result, s
 from headrace.data.errors import InvalidInput
 from headrace.run.new import KINDS, Kind, create
 
+pytestmark = pytest.mark.system
+
 GROUPS, ROLLOUTS = 8, 8
 #: Enough for a run to be whole: it samples, scores, learns and evaluates before, between and after.
 FEW = 2

@@ -20,7 +20,7 @@ from headrace.trainer.config import TrainWorkers
 from headrace.trainer.learner import Learner
 from headrace.trainer.reporting import RunWatcher
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.system]
 
 GROUPS = [[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [1.0, 0.5], [0.0, 1.0], [1.0, 0.0]]
 

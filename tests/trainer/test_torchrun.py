@@ -13,7 +13,7 @@ import yaml
 from tests.pool.servers import serving
 from tests.trainer.kit import pool_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 GROUPS = [[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [1.0, 0.5], [0.0, 1.0], [1.0, 0.0]]
 

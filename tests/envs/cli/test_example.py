@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.engine.kit import Client
+
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "env_sums.py"

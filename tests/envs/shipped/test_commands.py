@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.envs.shipped.kit import PARAMS, SHIPPED, Run, are_whole, shipped
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(params=PARAMS)
 def run(request: pytest.FixtureRequest, engine: str, folder: Path, here: Path) -> Iterator[Run]:
