@@ -41,10 +41,10 @@ test-verl: setup ## run the tests against a real verl (installed once into the u
 	HEADRACE_VERL=1 $(PYTEST) $(PYTEST_ARGS) tests/verl
 
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
-	HEADRACE_ATROPOS=1 $(PYTEST) -m atropos $(PYTEST_ARGS) tests/atropos tests/compat
+	HEADRACE_ATROPOS=1 HEADRACE_SYSTEM=1 $(PYTEST) -m atropos $(PYTEST_ARGS) tests/atropos tests/compat
 
 test-gym: setup ## run the tests with the real reasoning-gym (built once from source into the user's cache, 0.3 GB)
-	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 $(PYTEST) -m gym $(PYTEST_ARGS) tests/envs/shipped tests/atropos
+	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 HEADRACE_SYSTEM=1 $(PYTEST) -m gym $(PYTEST_ARGS) tests/envs/shipped tests/atropos
 
 test-install: setup ## install a built wheel into clean environments, for each Python here, and start every command
 	HEADRACE_INSTALL=1 $(PYTEST) $(PYTEST_ARGS) tests/install

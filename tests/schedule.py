@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 RAY = "ray"
 #: A test that needs Ray says so in its id, which is all that the process that shares out knows of it.
@@ -38,6 +39,25 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return share_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Takes a worker out that has ended; the test that it ended in, which has failed and is not run again. Only
+        what is left of its shares goes to the others: xdist would give away whole ones too, and who is given a share
+        of which nothing is left waits for ever."""
+        shares = self.assigned_work[node]
+        ended_in = next((test for share in shares.values() for test, done in share.items() if not done), None)
+        if ended_in is not None:
+            shares[share_of(ended_in)][ended_in] = True
+        for name in [name for name, share in shares.items() if all(share.values())]:
+            del shares[name]
+        super().remove_node(node)
+        return ended_in
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Gives a worker more, so that it has two tests while there are any: it begins one when it knows the next."""
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)
 
 
 def share_of(nodeid: str) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +35,56 @@ def test_a_test_is_of_one_share(test: str, share: str) -> None:
 def test_what_the_shares_name_is_there(place: str) -> None:
     path, _, name = place.partition("::")
     assert f"def {name}" in (ROOT / path).read_text()
+
+
+CONFTEST = """
+from tests.schedule import ByFile
+
+def pytest_xdist_make_scheduler(config, log):
+    return ByFile(config, log)
+"""
+#: A share whose worker ends in a test of it, once all others are done.
+ENDS = """
+import os, pathlib, time
+
+def done(*names):
+    while not all(pathlib.Path(name).exists() for name in names):
+        time.sleep(0.01)
+
+def test_first():
+    pass
+
+def test_ends_its_worker():
+    done("b", "c")
+    os._exit(1)
+
+def test_after_it():
+    pathlib.Path("ran").touch()
+"""
+PLAIN = """
+import pathlib
+
+def test_one():
+    pass
+
+def test_two():
+    pathlib.Path("{name}").touch()
+"""
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["it is the last", "others follow"])
+def test_a_worker_that_ends_in_a_test_fails_that_and_no_other_and_the_run_ends(tmp_path: Path, last: bool) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_d.py").write_text(ENDS.partition("def test_after_it")[0] if last else ENDS)
+    for name in "abc":  # `a` comes first, so that a share is done at each worker before
+        (tmp_path / f"test_{name}.py").write_text(PLAIN.format(name=name))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    flags = ["-q", "-p", "xdist.plugin", "-n", "2", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", *flags, "."]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    counts = re.findall(r"(\d+) (failed|passed)", done.stdout)
+    assert [(int(count), what) for count, what in counts] == [(1, "failed"), (7 if last else 8, "passed")], done.stdout
+    assert (tmp_path / "ran").exists() != last
 
 
 def test_a_crossed_table_has_every_value_and_in_the_long_tier_every_combination() -> None:
