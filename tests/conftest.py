@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers would yield to everything else, by a niceness of 15: beside other tests they hardly ran, and who waits
 # for them waited long.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# Every client makes a context for TLS, which reads all authorities anew: 60 ms, a quarter of what these processes did.
+# Those that are made alike are one, and nearly all talk to this machine without TLS.
+ssl.create_default_context = cache(ssl.create_default_context)
 
 # A job in a shell's background ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
