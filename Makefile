@@ -28,8 +28,8 @@ demo: $(DEMO) ## watch an agent learn binary search from scratch, in about two m
 test: setup ## run the tests, several at a time (JOBS=0: one by one)
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-system: setup ## run whole systems as their users do: the demo, runs, examples, every block of the documentation, benchmarks
-	HEADRACE_SYSTEM=1 $(PYTEST) -m system $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' 'mark\.system' tests)
+test-system: setup ## run whole systems as their users do: the demo, runs, examples, every block of the documentation, benchmarks; and Ray
+	HEADRACE_SYSTEM=1 $(PYTEST) -m system $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' 'mark\.(system|ray)' tests) $$(find tests/pool -name 'test_conformance*.py')
 
 test-long: setup ## run the statistical and the exhaustive tests that these two leave out
 	HEADRACE_LONG=1 HEADRACE_SYSTEM=1 $(PYTEST) -m long $(PYTEST_ARGS)

@@ -2,8 +2,9 @@
 
 What one worker is given is a file, whole: fixtures of a module are made once. What needs a Ray cluster is one share of
 its own, whatever its file: there is one cluster at a time on the machine, and `address="auto"` finds that one. So is
-what asks the vLLM that takes a minute to start, and starts no other. Of a few files every test is a share. The shares
-that take longest are given out first, so that no worker begins one while the others have nothing left to do.
+what asks the vLLM that takes a minute to start, but for what takes as long as such a start anyway. Of a few files every
+test is a share. The shares that take longest are given out first, so that no worker begins one while the others have
+nothing left to do.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ APART = (
     "tests/demo/test_run.py",
 )
 VLLM = "tests/vllm/"
-#: How the ids of tests begin that start a vLLM of their own, for a model or flags of their own: the other half.
-OWN_VLLM = tuple(f"{VLLM}test_{name}.py" for name in ("demo", "images", "lora"))
+#: How the ids of tests begin that ask a vLLM of their own: for a model or flags of their own, or since they take long.
+OWN_VLLM = tuple(f"{VLLM}test_{name}.py" for name in ("demo", "images", "lora", "sync"))
 #: Markers of what takes long.
 FIRST = ("ray", "slow", "long")
 

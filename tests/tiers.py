@@ -1,15 +1,17 @@
 """Tests that run only where they are asked for: each tier has a variable (`HEADRACE_VLLM=1`) and a target of make.
 
 A tier's tests are those of its folders, of these only the ones that use one of its fixtures where it names some, and
-any test that has its marker. Where a tier is not asked for, its tests are deselected.
+any test that has its marker, or another that it names. Where a tier is not asked for, its tests are deselected.
 
 The system tier has what starts whole systems as their users do, from the command line to a trained model: the demo,
-runs, examples, every block of the documentation, the benchmarks. It needs nothing that `make test` has not.
+runs, examples, every block of the documentation, the benchmarks; and everything that starts a Ray cluster. It needs
+nothing that `make test` has not.
 
-The long tier has what shows more of a claim that these two show once: learning curves of every kind of project, runs
+The long tier has what shows more of a claim that the others show once: learning curves of every kind of project, runs
 on clusters of several nodes, everything of a demo that can be killed, the pool's conformance over Ray, combinations of
-a table's values (`tests/matrix.py`), gateways of several processes, and every property with ten times the examples.
-What is of another tier too runs where both are asked for (`HEADRACE_LONG=1 make test-vllm`).
+a table's values (`tests/matrix.py`), gateways of several processes, a vLLM for images and one for adapters, most model
+families and Pythons, and every property with ten times the examples. What is of another tier too runs where both are
+asked for (`HEADRACE_LONG=1 make test-vllm`), and everything under `HEADRACE_LONG=1 .ci/run`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Tier:
     needs: str
     folders: tuple[str, ...] = ()
     fixtures: frozenset[str] = frozenset()
+    markers: tuple[str, ...] = ()
 
     @property
     def variable(self) -> str:
@@ -47,7 +50,7 @@ class Tier:
 
     def has(self, item: pytest.Item) -> bool:
         """Whether a test is of this tier."""
-        if item.get_closest_marker(self.name):
+        if any(item.get_closest_marker(name) for name in (self.name, *self.markers)):
             return True
         if _capability(item.path) not in self.folders:
             return False
@@ -60,8 +63,11 @@ def _capability(path: Path) -> str:
     return path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
 
 
-SYSTEM = Tier("system", "starts whole systems as a user does; minutes of both cores")
+SYSTEM = Tier("system", "starts whole systems as a user does, or a Ray cluster", markers=("ray",))
 LONG = Tier("long", "statistical or exhaustive; a cheaper form of the claim runs always")
+
+#: What each test that was left out is of: its file, with the tiers that it would take.
+LEFT_OUT = pytest.StashKey[dict[str, set[frozenset[str]]]]()
 
 TIERS = (
     Tier("vllm", "starts a real vLLM on the CPU", ("vllm",)),
@@ -90,6 +96,10 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):
                 item.add_marker(LONG.name)
+    left_out = config.stash.setdefault(LEFT_OUT, {})
+    for item in items:
+        if takes := frozenset(tier.name for tier in TIERS if tier.has(item)):
+            left_out.setdefault(item.path.relative_to(ROOT.parent).as_posix(), set()).add(takes)
     for tier in TIERS:
         found = {item: None for item in items if tier.has(item)}
         for item in found:

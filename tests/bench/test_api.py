@@ -37,6 +37,7 @@ def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("nothing_installed")
 def test_without_the_original_ours_is_measured_alone_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

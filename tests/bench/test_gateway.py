@@ -96,8 +96,9 @@ SIGNED = {
 RECORDED = Path(__file__).parents[1] / "engine" / "vllm"
 
 
-#: Parts that make bench, which CI runs too, shows to work.
-MARKS = {"ray": [pytest.mark.ray, pytest.mark.long], "history": [pytest.mark.long], "dialects": [pytest.mark.long]}
+#: Parts that start most, or measure what `tests/gateway` shows to work.
+LONG = ("history", "dialects", "live_streams", "workers", "overload", "dashboard")
+MARKS = {"ray": [pytest.mark.ray, pytest.mark.long], **{part: [pytest.mark.long] for part in LONG}}
 
 
 @pytest.mark.slow

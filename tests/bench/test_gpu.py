@@ -29,6 +29,7 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_it_measures_ours_beside_a_plain_loop(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +54,7 @@ def test_its_model_has_the_parameters_that_it_says(bench: ModuleType) -> None:
     assert shape.parameters == pytest.approx(1.15e9, rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_the_ways_of_weights_are_measured_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told.json"

@@ -28,6 +28,7 @@ def test_shared_tokens_are_timed_against_the_same_sequences_packed() -> None:
         assert found[name] == pytest.approx(found[f"tree{shape}_tokens_s"] / found[f"unshared{shape}_tokens_s"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_plain_loop_learns_the_small_game(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = replace(RECIPES["number3"], steps=30)

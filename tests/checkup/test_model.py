@@ -49,6 +49,7 @@ def test_a_model_of_which_everything_is_read_ends_with_0() -> None:
     assert found["kept against the template"] == NONE
 
 
+@pytest.mark.long
 def test_json_has_the_same() -> None:
     done = check_model_command(models.folder("qwen3"), "--json")
     assert done.returncode == 0, done.stderr

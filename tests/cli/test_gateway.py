@@ -166,6 +166,7 @@ def test_a_folder_that_is_no_tokenizer_ends_it_with_the_reason(workers: str, tmp
     assert "Traceback" not in done.err
 
 
+@pytest.mark.system
 def test_a_server_and_its_engine_start_and_end_together(folder: Path) -> None:
     with started("serve", "--engine", str(folder)) as process:
         try:
@@ -186,6 +187,7 @@ def test_a_server_and_its_engine_start_and_end_together(folder: Path) -> None:
             process.kill()
 
 
+@pytest.mark.system
 def test_an_engine_that_dies_ends_its_server_with_the_reason(folder: Path) -> None:
     with started("serve", "--engine", str(folder)) as process:
         try:

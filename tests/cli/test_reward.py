@@ -76,6 +76,7 @@ def write(path: Path, values: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.system
 def test_a_killed_loop_loses_nothing_and_agents_do_not_wait_for_the_judge(
     renderer: Renderer, folder: Path, tmp_path: Path
 ) -> None:

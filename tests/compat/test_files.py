@@ -31,6 +31,11 @@ PROCESSED = {
     "managed": ["--openai.server_type", "vllm"],
     "rewards": [],
 }
+#: Each way that a file has of making groups; what more there is to a rollout is of the long tier.
+KINDS = [
+    pytest.param(name, marks=[] if name in ("group_at_once", "managed", "rewards") else [pytest.mark.long])
+    for name in PROCESSED
+]
 #: What rollouts carried and atroposlib does not put into their group.
 LOST = ("inference_logprobs", "generation_params", "distill_token_ids", "distill_logprobs")
 
@@ -55,7 +60,7 @@ def test_a_file_whose_tokenizer_or_server_is_not_there_ends_with_the_reason(
     assert "no rollout server answered within 0.1 s: http://127.0.0.1:9/health" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", PROCESSED)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_file_makes_its_groups(name: str, models: Models, folder: Path, apart: Path) -> None:
     groups = processed(name, models, folder, apart)
     assert len(groups) == (6 if name == "stepwise" else 3)
@@ -83,7 +88,7 @@ def test_a_managed_conversations_tokens_are_those_sampled(models: Models, folder
             assert [value == -0.25 for value in log_probs] == [label != -100 for label in masks]
 
 
-@pytest.mark.parametrize("name", PROCESSED)
+@pytest.mark.parametrize("name", KINDS)
 def test_its_groups_are_those_that_atroposlib_makes(
     name: str, models: Models, atropos: Path, folder: Path, apart: Path
 ) -> None:

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.system
 ENTRANCE = "README.md"
 #: The page for those who have a cluster.
 CLUSTER = "ray.md"
+#: Pages that train for minutes.
+TRAINING = ("environments.md", "trainer.md", "atropos.md")
 BIN = Path(sys.prefix) / "bin"
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Commands whose second word is one too.
@@ -33,7 +35,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def _pages() -> list[object]:
-    marks = {CLUSTER: [pytest.mark.ray]}
+    marks = {CLUSTER: [pytest.mark.ray], **{name: [pytest.mark.long] for name in TRAINING}}
     return [
         pytest.param(page, id=page.name, marks=[pytest.mark.slow, *marks.get(page.name, [])])
         for page in PAGES

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import PAGES, ROOT
 
+pytestmark = pytest.mark.system
+
 #: What a page loads by itself: scripts, styles, images, frames.
 LOADED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)="?(https?:[^"\s>]+)')
 

@@ -46,6 +46,7 @@ async def until_ready(client: GatewayClient) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.system
 @pytest.mark.asyncio
 async def test_one_that_is_killed_comes_back_at_its_address_with_what_it_had(
     engine: Client, folder: Path, tmp_path: Path

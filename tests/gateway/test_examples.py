@@ -166,6 +166,7 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
     assert gateway.get("/policy_version").json()["version"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("agents", [PLAIN, pytest.param(PLAIN | SDKS, marks=pytest.mark.long)], ids=["plain", "all"])
 def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path, agents: dict[str, int]) -> None:

@@ -82,6 +82,7 @@ def prompts(rollout: Rollout) -> list[list[int]]:
 # -- processes that are killed -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_what_was_answered_survives_a_kill_and_what_was_not_leaves_nothing(
     rollout: Rollout, folder: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_what_was_answered_survives_a_kill_and_what_was_not_leaves_nothing(
         assert after.complete(uid, reward=1.0) == {"status": "ok", "steps": 4}
 
 
+@pytest.mark.system
 def test_sigterm_lets_a_call_under_way_end_and_keeps_its_step(rollout: Rollout, folder: Path, tmp_path: Path) -> None:
     gate = rollout.gate()
     with child(rollout, folder, tmp_path) as gateway, ThreadPoolExecutor(2) as threads:
@@ -175,6 +177,7 @@ def _refuses(gateway: Child) -> bool:
     return False
 
 
+@pytest.mark.system
 def test_the_outbox_of_a_killed_gateway_is_sent_by_the_next_one(rollout: Rollout, folder: Path, tmp_path: Path) -> None:
     with ServedPool(tmp_path / "pool") as served:
         with child(rollout, folder, tmp_path / "mine", "--pool-address", served.address) as gateway:

@@ -263,7 +263,7 @@ def test_a_server_that_cannot_be_paused_leaves_the_gateway_open(
         ("keep", True, "completions"),
         pytest.param("keep", False, "generate", marks=pytest.mark.long),
         pytest.param("abort-resume", True, "completions", marks=pytest.mark.long),
-        ("abort-resume", False, "completions"),
+        pytest.param("abort-resume", False, "completions", marks=pytest.mark.long),
         ("abort-resume", True, "generate"),
     ],
 )

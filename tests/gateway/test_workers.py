@@ -262,6 +262,7 @@ def test_workers_of_a_fork_server_that_was_killed_live_on_and_the_next_has_anoth
         runner.run(forked_twice())
 
 
+@pytest.mark.long
 def test_a_worker_is_replaced_though_its_fork_server_was_killed(engine: Client, folder: Path, tmp_path: Path) -> None:
     with started(engine, folder, tmp_path / "journal") as gateway:
         await_ready(gateway.address)
@@ -297,6 +298,7 @@ def test_no_process_of_a_gateway_loads_torch(gateway: Gateway) -> None:
     assert not [name for name in set.union(*libraries) if "torch" in name]
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_as_it_starts_is_started_again(engine: Client, folder: Path, tmp_path: Path) -> None:
     with started(engine, folder, tmp_path / "journal", kill_first=True) as running:
         await_ready(running.address)
@@ -327,6 +329,7 @@ def test_sigterm_ends_all_of_them_and_what_was_answered_is_in_the_journal(
         assert len(view.trajectory(begun["trajectory_uid"]).steps) == 2
 
 
+@pytest.mark.long
 def test_workers_start_where_the_temporary_folder_leaves_no_room_for_a_socket(
     engine: Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

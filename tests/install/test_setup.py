@@ -184,6 +184,7 @@ def test_uv_looks_where_pip_is_told_to(setup: ModuleType, tmp_path: Path, monkey
     assert setup.uv_settings({"no-index": "True", "no-cache-dir": "off"}) == (["--system-certs", "--no-index"], {})
 
 
+@pytest.mark.install
 def test_what_uv_cannot_install_pip_does_and_says_why_if_it_cannot_either(
     setup: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

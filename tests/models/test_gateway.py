@@ -12,7 +12,9 @@ import openai
 import pytest
 from tests.gateway.kit import Json, Running, tree
 from tests.gateway.rollout import Rollout, Say, in_front, uid_of
+from tests.matrix import crossed
 from tests.models import corpus
+from tests.models.conftest import families
 
 from headrace.checkup.model import ONE, SEVERAL, SYSTEM, TOOLS
 from headrace.checkup.scripted import TemplateSpeaker
@@ -159,7 +161,7 @@ class Stage:
         return meant
 
 
-@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in FAMILIES])
+@pytest.fixture(scope="module", params=families(FAMILIES))
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     folder = corpus.folder(request.param)
     vocabulary = load_vocabulary(folder)
@@ -167,8 +169,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
         yield Stage(request.param, folder, rollout, gateway)
 
 
-@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("dialect", "stream"), crossed(["chat", "responses", "messages"], [True, False]))
 def test_five_turns_are_one_line_of_steps(stage: Stage, dialect: str, stream: bool) -> None:
     base = stage.gateway.init()["base_url"]
     clients = Clients(base)

@@ -46,7 +46,7 @@ def test_one_run_at_a_time_and_ctrl_c_ends_every_process(project: Callable[[Kind
 
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_S)
-@pytest.mark.parametrize("kind", ["command", "flow"])
+@pytest.mark.parametrize("kind", ["command", pytest.param("flow", marks=pytest.mark.long)])
 def test_a_dry_run_tells_what_it_would_start_and_plays_one_rollout(project: Callable[[Kind], Path], kind: Kind) -> None:
     folder = project(kind)
     # A gateway that has keys is opened by those that the environment names: to calls, rewards, the pool.

@@ -81,6 +81,7 @@ def test_a_dry_run_plays_one_group_and_shows_its_rewards(
     assert processes_of(folder) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_S)
 def test_a_dry_run_of_an_environment_that_fails_says_why(
@@ -94,6 +95,7 @@ def test_a_dry_run_of_an_environment_that_fails_says_why(
     assert processes_of(folder) == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(RUN_S)
 def test_evaluating_asks_the_environment_and_tells_a_table_and_json(
     folder: Path,

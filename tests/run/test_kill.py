@@ -41,6 +41,7 @@ def command_of(child: psutil.Process) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_S)
 def test_a_run_completes_whatever_is_killed(project: Callable[[Kind], Path]) -> None:

@@ -53,6 +53,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_S)
 def test_a_project_runs_as_it_is(project: Callable[[Kind], Path]) -> None:

@@ -20,6 +20,8 @@ from headrace.rewards.recorded import SampleReader
 from headrace.run.config import load
 from headrace.tokens import load_renderer
 
+pytestmark = pytest.mark.system
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2"
 CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "%s"}}</tool_call>'
 

@@ -13,7 +13,7 @@ from headrace.simulate import Outcome, Scenario, Survivors, simulate
 #: Rollouts of one turn that take one second each, and a trainer that takes one second a step.
 PLAIN: dict[str, Any] = {
     "agents": 32,
-    "hours": 0.1,
+    "hours": 0.03,
     "rollouts": {
         "turns": 1,
         "prompt_tokens": 0,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.storm.seeded_bugs import BUGS
+from tests.storm.seeded_bugs import BUGS, drop_tombstones, forget_hand_outs_over_restarts, leave_out_the_fsync
 
 from headrace.storm.checker import check
 from headrace.storm.log import read_logs
@@ -18,10 +18,16 @@ from headrace.storm.simulation import play, play_seeds
 
 #: Seeds within which a bug must be found, and calls on the pool in each.
 BUDGET, OPERATIONS = 8, 1500
+#: Bugs that only a later seed shows.
+LATE = {leave_out_the_fsync, drop_tombstones, forget_hand_outs_over_restarts}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, marks=[pytest.mark.long] if bug in LATE else []) for bug in BUGS],
+    ids=lambda bug: bug.__name__,
+)
 def test_a_seeded_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     for seed in range(BUDGET):
@@ -33,11 +39,12 @@ def test_a_seeded_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None], monkey
 
 
 @pytest.mark.slow
-def test_the_pool_as_it_is_breaks_no_promise() -> None:
+@pytest.mark.parametrize("seeds", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_the_pool_as_it_is_breaks_no_promise(seeds: int) -> None:
     told: list[str] = []
-    summary = play_seeds(range(BUDGET), operations=OPERATIONS, tell=told.append)
+    summary = play_seeds(range(seeds), operations=OPERATIONS, tell=told.append)
     assert not summary.failed, told
-    assert summary.figures["operations"] >= BUDGET * OPERATIONS
+    assert summary.figures["operations"] >= seeds * OPERATIONS
     for fault in ("kill", "power", "restart", "network", "full_disk", "slow_disk", "failed_sync", "clock"):
         assert summary.figures[fault] > 0, fault
     assert summary.figures["redelivered"] > 0, "no lease ran out in all that time"

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fuzzing import examples
 
 from headrace.tokens import AnswerDelta, CallDelta, CallForm, Grammar, Parsed, ToolCall
 from headrace.tokens.channels import parser_of
@@ -113,7 +114,7 @@ def expected_sum(whole: Parsed) -> AnswerDelta:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=60)
+@examples(20)
 @given(CALLS, st.sampled_from(["", "Let me see."]), st.data())
 def test_what_a_form_writes_is_read_back(
     name: str, made: list[tuple[str, dict[str, Any]]], content: str, data: st.DataObject
@@ -140,7 +141,7 @@ def broken_text(form: CallForm) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=80)
+@examples(25)
 @given(st.data())
 def test_hostile_text_gives_the_same_however_it_is_cut_and_only_beginnings_of_json(
     name: str, data: st.DataObject

@@ -87,6 +87,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
+@pytest.mark.long
 def test_layers_compile_once_for_all_lengths_and_layers(traced: list[Any]) -> None:
     model, plain = llama(attention.NAME, num_hidden_layers=3), llama(attention.NAME, num_hidden_layers=3)
     found = decoder_of(model)

@@ -17,6 +17,8 @@ from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.learner import Learner
 from headrace.trainer.ranks import Ranks, deal, joined, sequence_cost
 
+pytestmark = pytest.mark.system
+
 #: Rewards of the groups: ten batches of two.
 GROUPS = [[float(at % 3), 1.0, 0.0, float(at % 5) / 2] for at in range(20)]
 STEPS = 10

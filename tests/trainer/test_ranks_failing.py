@@ -19,6 +19,8 @@ from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.learner import Learner
 from headrace.trainer.ranks import RankLost, joined
 
+pytestmark = pytest.mark.system
+
 GROUPS = [[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [1.0, 0.5], [0.0, 1.0], [1.0, 0.0]]
 #: What a rank ends with that says in a line that another is gone.
 TOLD = 17

@@ -74,6 +74,7 @@ def work_with_a_death(given: dict[str, Any]) -> None:
 work = ray_train.work
 
 
+@pytest.mark.long
 def test_workers_stop_when_told_and_go_on_after_a_death_exact_to_the_batch(
     ray_cluster: str, pool: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

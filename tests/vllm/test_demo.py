@@ -14,6 +14,7 @@ from headrace.demo.run import DemoOptions, play
 VERSIONS = 24
 
 
+@pytest.mark.long
 def test_agents_learn_from_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = build(tmp_path / "model", seed=0)
     run = tmp_path / "run"

@@ -27,6 +27,9 @@ from transformers import AutoImageProcessor, Qwen3VLForConditionalGeneration
 from headrace import DataPool, Step
 from headrace.tokens.vocabulary import load_vocabulary
 
+#: A vLLM of its own, which takes the better part of a minute to start.
+pytestmark = pytest.mark.long
+
 CAT, DOG = picture(3, 2, seed=1), picture(1, 2, seed=2, kind="WEBP")
 
 

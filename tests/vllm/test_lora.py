@@ -24,6 +24,9 @@ from headrace.trainer.config import LoraConfig
 from headrace.trainer.policy import Policy
 from headrace.trainer.sync import Probe, SyncFailed
 
+#: A vLLM of its own, which takes the better part of a minute to start.
+pytestmark = pytest.mark.long
+
 RANK = 8
 FLAGS = ("--enable-lora", "--max-lora-rank", str(RANK))
 

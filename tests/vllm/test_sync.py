@@ -107,6 +107,7 @@ def test_an_answer_in_flight_straddles_a_publish(
     assert gap(step.rollout_log_probs.tolist(), expected) < TOLERANCE
 
 
+@pytest.mark.long
 def test_tied_embeddings_are_refused_and_a_head_that_stayed_old_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_tied_embeddings_are_refused_and_a_head_that_stayed_old_is_found(
             found.publish({**weights, "model.norm.weight": torch.zeros(7)}, 2, policy.probe)
 
 
+@pytest.mark.long
 def test_an_untied_copy_takes_the_weights_of_a_tied_model(tmp_path: Path) -> None:
     tiny.build(tmp_path / "tied", seed=0, head_dim=HEAD, tie_word_embeddings=True)
     policy = Trained(tmp_path / "tied")

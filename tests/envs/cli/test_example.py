@@ -50,6 +50,7 @@ def test_the_example_is_evaluated(engine: Client, folder: Path, tmp_path: Path) 
     assert results["all"]["eval/right"] == sum(json.loads(sample)["score"] for sample in samples) / 3
 
 
+@pytest.mark.long
 def test_the_environment_on_the_page_shows_its_scores(engine: Client, folder: Path, tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert code is not None

@@ -13,7 +13,7 @@ from tests.gateway.play import ANSWERS, QUESTIONS, SYSTEM, TOLD, Stage, staged
 from tests.gateway.responses.kit import ADD, Json, checked, respond, result, settled, user
 from tests.gateway.tool_model import ADD as TAUGHT
 from tests.gateway.tool_model import BOTH, EIGHT, FIVE, MORE, ONE, TWO
-from tests.matrix import crossed
+from tests.matrix import paired
 
 Call = Callable[[str, Json], Awaitable[Response]]
 
@@ -115,7 +115,7 @@ async def converse(call: Call, base: str, memory: Any, questions: list[str], **a
 
 
 @pytest.mark.parametrize(
-    ("call", "memory"), crossed([sync, awaited, streamed, streamed_awaiting], [Whole, Dumped, Sealed, Named])
+    ("call", "memory"), paired([sync, awaited, streamed, streamed_awaiting], [Whole, Dumped, Sealed, Named])
 )
 async def test_ten_answers_with_tools_are_one_line_of_exact_tokens(stage: Stage, call: Call, memory: Any) -> None:
     base = stage.begin()

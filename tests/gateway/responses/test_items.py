@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fuzzing import examples
 from tests.gateway.responses.kit import ADD, Json, user
 
 from headrace.data.errors import InvalidInput
@@ -102,7 +103,7 @@ def test_the_whole_request_is_read() -> None:
 
 
 @pytest.mark.parametrize("place", places(REQUEST), ids=lambda place: ".".join(map(str, place)))
-@settings(max_examples=25)
+@examples(8)
 @given(value=values)
 def test_whatever_stands_in_its_place_is_read_or_named(place: tuple[Any, ...], value: Any) -> None:
     body = copy.deepcopy(REQUEST)

@@ -20,7 +20,7 @@ from tests.gateway.upstream.kit import (
     upstream_request,
 )
 from tests.gateway.wire import Writer, event, hangs, respond, send
-from tests.matrix import crossed
+from tests.matrix import paired
 
 from headrace.data import InvalidInput
 from headrace.gateway.upstream import CannotPause, RolloutServerFailed, SampledChoice, Upstream, UpstreamRequest
@@ -158,7 +158,7 @@ async def test_an_order_that_must_go_elsewhere_does_so_during_a_drain(puppet: Ma
         await upstream.resume()
 
 
-@pytest.mark.parametrize(("wire", "streamed"), crossed(WIRES, [False, True]))
+@pytest.mark.parametrize(("wire", "streamed"), paired(WIRES, [False, True]))
 async def test_keep_freezes_what_is_in_flight_and_it_goes_on(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str, streamed: bool
 ) -> None:
@@ -199,7 +199,7 @@ async def test_time_in_a_frozen_server_does_not_count(puppet: Make, vocabulary: 
         assert (await running).choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", [pytest.param("completions", marks=pytest.mark.long), "generate"])
 async def test_an_aborted_answer_is_continued_as_one(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str
 ) -> None:
@@ -244,7 +244,7 @@ async def test_an_aborted_stream_goes_on_as_one(
         assert [version for _, version in choice.spans] == [0, 1]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("streamed", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_an_abort_that_comes_before_the_pause_that_asked_for_it_is_continued(
     own: Client, vocabulary: Vocabulary, reference: Reference, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:

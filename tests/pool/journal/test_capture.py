@@ -142,7 +142,8 @@ OPERATIONS: dict[str, Callable[[DataPool], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_between_any_two_slices_gives_the_same_state(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("apart", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_an_operation_between_any_two_slices_gives_the_same_state(tmp_path: Path, name: str, apart: int) -> None:
     at, slices = 1, 1
     while at <= slices:
         folder = tmp_path / str(at)
@@ -163,7 +164,7 @@ def test_an_operation_between_any_two_slices_gives_the_same_state(tmp_path: Path
             again.stats()
             assert same(before, dump(again._state))
             check_rules(again._state)
-        at += 3 if at > 4 else 1
+        at += apart if at > 4 else 1
     assert slices > 10
 
 
