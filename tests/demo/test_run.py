@@ -141,7 +141,7 @@ def test_ctrl_c_ends_every_process_and_says_how_to_go_on(tmp_path: Path) -> None
 
 
 #: Which processes are killed after which steps, by a word of their command lines, and how the demo calls them. The
-#: first is enough to see a demo go on: with its engine its trainer begins again. The others, and tests/run, kill the rest.
+#: first is enough to see a demo go on: with its engine its trainer begins again.
 ONE = {1: ("engine", "engine")}
 EACH = {1: ("train", "trainer"), 3: ("serve", "gateway"), 5: ("engine", "engine")}
 
