@@ -39,7 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, and no verdict by the clock of a busy machine. A test that says how many examples it
 # needs gets them; make test-long runs every test of a property, with more.
 settings.register_profile(
-    "quick", max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "quick", max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("long", settings.get_profile("quick"), max_examples=400)
 settings.load_profile("long" if tiers.LONG.asked_for else "quick")

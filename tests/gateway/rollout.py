@@ -245,6 +245,7 @@ class Rollout:
             await respond(writer, 200, {"id": "cmpl-1", "object": "text_completion", "choices": choices})
             return
         await begin_stream(writer)
+        shown = [self._certain_after_each(ids, asked["prompt"]) for ids, _, _, _ in answers]
         for at in range(max(len(ids) for ids, _, _, _ in answers)):
             if say.after is not None and at == say.after[0]:
                 await say.after[1].passed()
@@ -253,7 +254,7 @@ class Rollout:
                     return
             for index, answer in enumerate(answers):
                 if at < len(answer[0]):
-                    await send(writer, event({"choices": [self._piece(asked, index, at, answer, say)]}))
+                    await send(writer, event({"choices": [self._piece(asked, index, at, answer, shown[index], say)]}))
         await send(writer, event({"choices": [], "usage": {}}) + b"data: [DONE]\n\n")
         await end_stream(writer)
 
@@ -271,16 +272,36 @@ class Rollout:
         values = list(say.log_probs) if say.log_probs is not None else log_probs_of(ids)
         return ids, text, values, finish
 
-    def _piece(self, asked: Json, index: int, at: int, answer: tuple[list[int], str, Any, str], say: Say) -> Json:
+    def _piece(
+        self,
+        asked: Json,
+        index: int,
+        at: int,
+        answer: tuple[list[int], str, Any, str],
+        shown: Sequence[str],
+        say: Say,
+    ) -> Json:
         ids, text, values, finish = answer
         last = at + 1 == len(ids)
-        before = "" if at == 0 else self._certain(ids[:at], asked["prompt"])
-        now = text if last else self._certain(ids[: at + 1], asked["prompt"])
+        before = "" if at == 0 else shown[at - 1]
+        now = text if last else shown[at]
         share = list(values[at:]) if last else list(values[at : at + 1])
         choice = self._choice(asked, index, [ids[at]], now[len(before) :], share, finish if last else None, say=say)
         if at:
             choice["prompt_token_ids"] = None
         return choice
+
+    def _certain_after_each(self, ids: list[int], prompt: Any) -> list[str]:
+        """The text of every beginning of the ids, up to a character that is not whole yet."""
+        if not self.vocabulary.bytewise:
+            return [self._certain(ids[: at + 1], prompt) for at in range(len(ids))]
+        texts, whole, begin = [], "", 0
+        for at in range(len(ids)):
+            piece = self.vocabulary.decode(ids[begin : at + 1])
+            texts.append(whole + piece.rstrip("\ufffd"))
+            if not piece.endswith("\ufffd"):
+                whole, begin = whole + piece, at + 1
+        return texts
 
     def _certain(self, ids: list[int], prompt: Any) -> str:
         """The text of ids as what follows a prompt, up to a character that is not whole yet."""

@@ -57,7 +57,7 @@ class Place:
         assert [step.quarantined for step in steps] == [None] * len(said)
 
 
-@pytest.fixture(scope="module", params=models.NAMES)
+@pytest.fixture(scope="module", params=models.MODELS)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     name = request.param
     with (

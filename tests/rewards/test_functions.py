@@ -125,7 +125,7 @@ async def test_a_call_that_hangs_is_ended_and_costs_no_other(file: Path, functio
         assert values(await made.score(samples("good"))) == [1.0]
 
 
-@pytest.mark.parametrize("function", ["one", "waiting"])
+@pytest.mark.parametrize("function", ["waiting", pytest.param("one", marks=pytest.mark.long)])
 async def test_a_call_that_ends_its_process_fails_alone(file: Path, function: str) -> None:
     async with reward(file, function) as made:
         outcomes = await made.score(samples("good", "exit", "good"))

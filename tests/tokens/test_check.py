@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tokens.kit import STOPS, Talk
-from tests.tokens.models import NAMES, SENTENCEPIECE, renderer, vocabulary
+from tests.tokens.models import MODELS, NAMES, SENTENCEPIECE, renderer, vocabulary
 
 from headrace.tokens import (
     SAMPLE,
@@ -75,7 +75,7 @@ def test_a_prompt_that_does_not_begin_with_its_parent_is_quarantined() -> None:
         assert step(prompt=prompt, parent=node) is Quarantine.PARENT_NOT_EXTENDED
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_servers_text_may_end_where_the_server_cuts_it(name: str) -> None:
     vocab, stops = vocabulary(name), renderer(name).stop_ids
     ids = vocab.encode("one STOP two")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tokens.kit import FORMATS, LOOK_UP, STOPS, Talk, as_openai, sampled, spoken
-from tests.tokens.models import NAMES, renderer
+from tests.tokens.models import MODELS, renderer
 
 from headrace.tokens import Cause, ToolCall, read_messages
 
@@ -123,7 +123,7 @@ def converse(name: str, plan_of_turns: list[dict[str, Any]], *, system: bool, to
     return talk
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=12)
 @given(st.lists(turns(), min_size=1, max_size=30), st.booleans(), st.booleans(), st.booleans())
 def test_every_prompt_begins_with_the_prompt_and_response_before_it(
@@ -133,7 +133,7 @@ def test_every_prompt_begins_with_the_prompt_and_response_before_it(
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_thirty_turns_with_tools_stay_one_branch(name: str, thinking: bool) -> None:
     talk = converse(name, THIRTY_TURNS, system=True, tools=True, thinking=thinking)
     assert [node.step for node in talk.history.nodes] == list(range(30))
@@ -141,7 +141,7 @@ def test_thirty_turns_with_tools_stay_one_branch(name: str, thinking: bool) -> N
     assert set(talk.causes) == {Cause.FIRST, Cause.EXTENDED}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_bridged_prompt_says_what_the_template_would_say(name: str) -> None:
     """The bridge invents no text: where a template keeps its history, both write the same characters, turn by turn."""
     script = [

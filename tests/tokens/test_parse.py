@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tokens.kit import FORMATS, spoken
-from tests.tokens.models import NAMES, renderer, vocabulary
+from tests.tokens.models import MODELS, renderer, vocabulary
 
 from headrace.tokens import AnswerDelta, Detokenizer, Grammar, Parsed, ToolCall, Vocabulary, text_of
 from headrace.tokens.channels import parser_of
@@ -177,7 +177,7 @@ def test_a_stop_string_ends_the_text_wherever_it_is_cut(pieces: list[str]) -> No
 ODD = st.text("ab 日🙂é\u0301\u200d👩🏽ß<>{}\n", max_size=30)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=40)
 @given(ODD, st.lists(st.integers(0, 49151), max_size=12))
 def test_detokenised_pieces_add_up_to_the_decoded_text(name: str, text: str, ids: list[int]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tokens.kit import LOOK_UP, STOPS
-from tests.tokens.models import NAMES, folder, renderer, vocabulary
+from tests.tokens.models import MODELS, folder, renderer, vocabulary
 
 from headrace.data.errors import InvalidInput
 from headrace.tokens import Message, ToolCall, Unrenderable, Vocabulary, families, load_renderer
@@ -130,7 +130,7 @@ def test_a_template_that_only_appends_is_bridged() -> None:
     assert render.vocabulary.decode(ids or ()) == "\n<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_what_the_model_left_unclosed_is_closed_first(name: str) -> None:
     render = renderer(name)
     prompt, said = render.render([USER]), render.vocabulary.encode("so")
@@ -146,7 +146,7 @@ def test_reasoning_that_was_cut_off_is_closed_first() -> None:
         assert render.vocabulary.decode(ids or ()).startswith("</think><|im_end|>\n<|im_start|>user\none")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_an_answer_among_the_new_messages_is_never_bridged(name: str) -> None:
     render = renderer(name)
     said = render.vocabulary.encode("so" + STOPS[name])

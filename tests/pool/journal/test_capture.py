@@ -142,7 +142,7 @@ OPERATIONS: dict[str, Callable[[DataPool], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("apart", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("apart", [10, pytest.param(1, marks=pytest.mark.long)])
 def test_an_operation_between_any_two_slices_gives_the_same_state(tmp_path: Path, name: str, apart: int) -> None:
     at, slices = 1, 1
     while at <= slices:
@@ -248,7 +248,7 @@ class SlicedMachine(Machine):
         super().teardown()
 
 
-@pytest.mark.parametrize("stories", [15, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stories", [10, pytest.param(300, marks=pytest.mark.long)])
 def test_whatever_happens_between_slices_a_snapshot_is_the_state_as_it_was(stories: int) -> None:
     told = settings(settings(), max_examples=stories, stateful_step_count=50, suppress_health_check=CHECKS)
     run_state_machine_as_test(SlicedMachine, settings=told)

@@ -86,7 +86,7 @@ def check_recovered(folder: Path, answer: dict[str, Any], durability: Any) -> No
         assert "new" in uids(pool)
 
 
-@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("durability", ["fsync", pytest.param("os", marks=pytest.mark.long)])
 def test_a_process_killed_at_any_call_loses_nothing_that_it_acknowledged(
     ask: Ask, tmp_path: Path, durability: str
 ) -> None:

@@ -581,7 +581,7 @@ def _with(step: Step, **changes: Any) -> Step:
     return Step(**{**{name: getattr(step, name) for name in Step.__struct_fields__}, **changes})
 
 
-@pytest.mark.parametrize("stories", [40, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stories", [25, pytest.param(400, marks=pytest.mark.long)])
 def test_whatever_happens_the_pool_keeps_what_it_acknowledged(stories: int) -> None:
     told = settings(settings(), max_examples=stories, stateful_step_count=50, suppress_health_check=CHECKS)
     run_state_machine_as_test(Machine, settings=told)

@@ -286,7 +286,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.kept & self.gone
 
 
-@pytest.mark.parametrize("stories", [30, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stories", [20, pytest.param(300, marks=pytest.mark.long)])
 def test_whatever_happens_the_desk_keeps_what_it_acknowledged(stories: int) -> None:
     checks = list(HealthCheck)
     told = settings(settings(), max_examples=stories, stateful_step_count=50, suppress_health_check=checks)
