@@ -28,6 +28,8 @@ demo: $(DEMO) ## watch an agent learn binary search from scratch, in about two m
 test: setup ## run the tests, several at a time (JOBS=0: one by one)
 	$(PYTEST) $(PYTEST_ARGS)
 
+# These wait longer for what they start.
+test-system: JOBS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
 test-system: setup ## run whole systems as their users do: the demo, runs, examples, every block of the documentation, benchmarks; and Ray
 	HEADRACE_SYSTEM=1 $(PYTEST) -m system $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' 'mark\.(system|ray)' tests) $$(find tests/pool -name 'test_conformance*.py')
 

@@ -2,9 +2,8 @@
 
 What one worker is given is a file, whole: fixtures of a module are made once. What needs a Ray cluster is one share of
 its own, whatever its file: there is one cluster at a time on the machine, and `address="auto"` finds that one. So is
-what asks the vLLM that takes a minute to start, but for what takes as long as such a start anyway. Of a few files every
-test is a share. The shares that take longest are given out first, so that no worker begins one while the others have
-nothing left to do.
+half of what asks the vLLM that takes a minute to start. Of a few files every test is a share. The shares that take
+longest are given out first, so that no worker begins one while the others have nothing left to do.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ APART = (
     "tests/demo/test_run.py",
 )
 VLLM = "tests/vllm/"
-#: How the ids of tests begin that ask a vLLM of their own: for a model or flags of their own, or since they take long.
-OWN_VLLM = tuple(f"{VLLM}test_{name}.py" for name in ("demo", "images", "lora", "sync"))
+#: How the ids of tests begin that are half of all that is asked of vLLM, or start one of their own, for a model or
+#: flags of their own: two workers, each with its vLLM, have as much to do.
+OTHER_HALF = tuple(f"{VLLM}test_{name}.py" for name in ("demo", "gateway", "images", "lora", "sync"))
 #: Markers of what takes long.
 FIRST = ("ray", "slow", "long")
 
@@ -67,7 +67,7 @@ def share_of(nodeid: str) -> str:
         return RAY
     if nodeid.startswith(APART):
         return nodeid
-    if nodeid.startswith(VLLM) and not nodeid.startswith(OWN_VLLM):
+    if nodeid.startswith(VLLM) and not nodeid.startswith(OTHER_HALF):
         return VLLM
     return nodeid.partition("::")[0]
 

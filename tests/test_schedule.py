@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cached import made_once
 from tests.matrix import crossed, paired
-from tests.schedule import APART, OWN_VLLM, VLLM, share_of
+from tests.schedule import APART, OTHER_HALF, VLLM, share_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +31,7 @@ def test_a_test_is_of_one_share(test: str, share: str) -> None:
     assert share_of(test) == share
 
 
-@pytest.mark.parametrize("place", [*APART, *OWN_VLLM])
+@pytest.mark.parametrize("place", [*APART, *OTHER_HALF])
 def test_what_the_shares_name_is_there(place: str) -> None:
     path, _, name = place.partition("::")
     assert f"def {name}" in (ROOT / path).read_text()

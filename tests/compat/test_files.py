@@ -60,7 +60,10 @@ def test_a_file_whose_tokenizer_or_server_is_not_there_ends_with_the_reason(
     assert "no rollout server answered within 0.1 s: http://127.0.0.1:9/health" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", KINDS)
+# The tier with atroposlib makes them too, and compares.
+@pytest.mark.parametrize(
+    "name", ["rewards", *(pytest.param(name, marks=pytest.mark.long) for name in PROCESSED if name != "rewards")]
+)
 def test_a_file_makes_its_groups(name: str, models: Models, folder: Path, apart: Path) -> None:
     groups = processed(name, models, folder, apart)
     assert len(groups) == (6 if name == "stepwise" else 3)

@@ -42,6 +42,7 @@ def test_the_example_makes_groups_whose_tokens_are_those_sampled(engine: Client,
     assert "What is" in (tmp_path / "data/sums.html").read_text()
 
 
+@pytest.mark.long
 def test_the_example_is_evaluated(engine: Client, folder: Path, tmp_path: Path) -> None:
     assert "sums_eval" in run(engine, folder, tmp_path, "evaluate")
     samples = (tmp_path / "data/sums-evaluation/samples.jsonl").read_text().splitlines()
