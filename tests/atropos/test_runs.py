@@ -17,6 +17,7 @@ def in_its_place(atropos: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.long
 def test_an_environment_runs_to_the_last_step_of_the_original(original: str, folder: Path, tmp_path: Path) -> None:
     runs.one_environment(original, folder, tmp_path)
 
