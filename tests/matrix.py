@@ -1,4 +1,4 @@
-"""Tables of parameters of which `make test` runs every value, and `make test-long` every combination."""
+"""Tables of parameters: `make test` runs every value of them, or what is usual, `make test-long` every combination."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def paired(*axes: Sequence[Any]) -> list[Any]:
         mixed = len({at for at, _ in row}) > 1
         rows.append(pytest.param(*(value for _, value in row), marks=[pytest.mark.long] if mixed else []))
     return rows
+
+
+def usual(*axes: Sequence[Any]) -> list[Any]:
+    """Every combination of the axes' values, for `parametrize`; all but that of the first values, which are the usual
+    ones, are for the long tier."""
+    first, *others = product(*axes)
+    return [pytest.param(*first), *(pytest.param(*row, marks=pytest.mark.long) for row in others)]

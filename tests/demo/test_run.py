@@ -176,9 +176,9 @@ def test_a_run_goes_on_whatever_is_killed_and_is_resumed_when_the_demo_itself_is
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("steps", [4, pytest.param(24, marks=pytest.mark.long)])
-def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path, steps: int) -> None:
-    run = tmp_path / "run"
+@pytest.mark.long
+def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path) -> None:
+    run, steps = tmp_path / "run", 24
     with started(run, "--ray", steps=steps) as process:
         until_step(process, run, 2)
         (victim,) = [
@@ -194,7 +194,7 @@ def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path, s
     verdict = json.loads(out.splitlines()[-1])
     rows = metrics(run)
     assert verdict["steps"] == len(rows) == steps, said
-    assert steps < 24 or mean(rows[:5]) < mean(rows[-5:])
+    assert mean(rows[:5]) < mean(rows[-5:])
     assert ledger(run)["consumed"] == sum(row["tokens"] for row in rows)
 
 

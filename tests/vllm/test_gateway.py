@@ -16,7 +16,7 @@ import openai
 import pytest
 from tests.engine.kit import Client, Json, Reference, gap
 from tests.gateway.kit import Running, running_gateway, tokens, told, tree
-from tests.matrix import crossed, paired
+from tests.matrix import crossed, usual
 from tests.vllm.kit import TOLERANCE, agree
 from tests.vllm.server import MAX_NUM_SEQS
 from tests.vllm.test_chat import ANSWERS
@@ -329,7 +329,9 @@ def test_an_agent_that_hangs_up_leaves_no_step_and_ends_the_answer(
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("gateway", "mode"), paired(["completions", "generate"], ["keep", "abort-resume"]), indirect=["gateway"]
+    ("gateway", "mode"),
+    usual(["generate", "completions"], ["abort-resume", "keep"]),
+    indirect=["gateway"],
 )
 def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
     gateway: Running, theirs: Client, folder: Path, other: Path, mode: str
@@ -365,9 +367,7 @@ def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    ("gateway", "stream"), paired(["completions", "generate"], [False, True]), indirect=["gateway"]
-)
+@pytest.mark.parametrize(("gateway", "stream"), usual(["completions", "generate"], [True, False]), indirect=["gateway"])
 def test_answers_that_wait_are_cut_and_continued_like_those_that_run(
     gateway: Running, witness: Witness, theirs: Client, reference: Reference, stream: bool
 ) -> None:

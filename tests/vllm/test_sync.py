@@ -10,6 +10,7 @@ import torch
 from tests.engine.kit import Client, gap
 from tests.gateway.kit import Running, running_gateway, told
 from tests.gateway.rollout import chat
+from tests.matrix import usual
 from tests.trainer.sync.kit import Stream, Trained, address, publisher, states
 from tests.vllm.conftest import HEAD
 from tests.vllm.kit import PROMPT, TOLERANCE, reach
@@ -20,7 +21,7 @@ from headrace.engine import tiny
 from headrace.trainer.sync import SyncFailed
 from headrace.trainer.sync.untie import untie
 
-MODES = ["abort-resume", "drain", "keep"]
+MODES = usual(["abort-resume", "drain", "keep"])
 #: How often an answer is asked for until weights come while it is sampled: on a busy machine they may come too late.
 TRIES = 5
 
@@ -80,7 +81,7 @@ def test_three_versions_follow_each_other(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("mode", ["abort-resume", "keep"])
+@pytest.mark.parametrize("mode", usual(["keep", "abort-resume"]))
 def test_an_answer_in_flight_straddles_a_publish(
     gateway: Running, policy: Trained, tmp_path: Path, folder: Path, mode: str
 ) -> None:
