@@ -57,6 +57,7 @@ def written(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(RUN_S)
 def test_a_dry_run_plays_one_group_and_shows_its_rewards(
     folder: Path,

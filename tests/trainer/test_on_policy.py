@@ -49,7 +49,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("temperature", "lora"),
-    [(1.0, None), (0.7, None), (1.0, {"rank": 4, "lr": 3e-2})],
+    [(1.0, None), pytest.param(0.7, None, marks=pytest.mark.long), (1.0, {"rank": 4, "lr": 3e-2})],
     ids=["1.0", "0.7", "an adapter, merged"],
 )
 def test_ratios_are_one_before_the_first_update_of_every_version(

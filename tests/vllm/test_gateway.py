@@ -162,8 +162,7 @@ def a_chain(steps: list[Step]) -> bool:
     return tree(steps) == [None, *range(len(steps) - 1)]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("stream", "temperature"), crossed([True, False], [1.0, 0.7]))
 def test_a_conversation_is_recorded_as_vllm_sampled_it(
     gateway: Running, witness: Witness, reference: Reference, stream: bool, temperature: float
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from agents import Agent, OpenAIProvider, RunConfig, Runner, RunResult, RunResultStreaming, function_tool
 from tests.gateway.play import QUESTIONS, SYSTEM, TOLD, Stage, staged
 from tests.gateway.responses.kit import settled
+from tests.matrix import paired
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,7 @@ async def run_streamed(agent: Agent[Any], given: Any, **options: Any) -> RunResu
     return found
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["items", "previous_response_id"])
-@pytest.mark.parametrize("runner", [run, run_streamed], ids=lambda runner: runner.__name__)
+@pytest.mark.parametrize(("runner", "named"), paired([run, run_streamed], [False, True]))
 async def test_ten_answers_with_tools_are_one_line_of_exact_tokens(stage: Stage, runner: Any, named: bool) -> None:
     base = stage.begin()
     client = openai.AsyncOpenAI(**settled(f"{base}/v1"))  # the SDK's own would outlive this test's event loop

@@ -11,6 +11,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from tests.gateway.play import QUESTIONS, SYSTEM, TOLD, Stage, staged
+from tests.matrix import usual
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("streamed", usual([True, False]))
 def test_ten_answers_with_tools_are_one_line_of_exact_tokens(stage: Stage, streamed: bool) -> None:
     base = stage.begin()
     bare = ChatOpenAI(
