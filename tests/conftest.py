@@ -29,8 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # for them waited long.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# Every client makes a context for TLS, which reads all authorities anew: 60 ms, a quarter of what these processes did.
-# Those that are made alike are one, and nearly all talk to this machine without TLS.
+# Every client makes a context for TLS, which reads all authorities anew: 60 ms, an eighth of what the gateway's
+# tests took. Those that are made alike are one, and nearly all talk to this machine without TLS.
 ssl.create_default_context = cache(ssl.create_default_context)
 
 # A job in a shell's background ignores Ctrl-C, and so would every process that a test starts and interrupts.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cached import made_once
-from tests.matrix import crossed, paired
+from tests.matrix import crossed, paired, usual
 from tests.schedule import APART, OTHER_HALF, VLLM, share_of
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +97,12 @@ def test_a_paired_table_keeps_what_stands_at_the_same_place() -> None:
     rows = paired([1, 2], ["a", "b"])
     assert [row.values for row in rows] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
     assert [row.values for row in rows if not row.marks] == [(1, "a"), (2, "b")]
+
+
+def test_of_a_usual_table_the_first_row_runs_always() -> None:
+    rows = usual([1, 2], ["a", "b"])
+    assert [row.values for row in rows] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+    assert [row.values for row in rows if not row.marks] == [(1, "a")]
 
 
 def test_what_is_made_once_is_found_again_and_begun_anew_where_it_failed(

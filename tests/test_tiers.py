@@ -51,7 +51,7 @@ def _target(name: str) -> Target | None:
 
 def test_every_test_is_run_by_a_target(targets: dict[str, Target], request: pytest.FixtureRequest) -> None:
     """Of the tests that were collected in this run."""
-    for file, kinds in request.config.stash[tiers.LEFT_OUT].items():
+    for file, kinds in request.config.stash[tiers.TIERS_OF_FILES].items():
         for takes in kinds:
             # The long tier's variable may be set before any target.
             beside = takes - {tiers.LONG.name} or takes

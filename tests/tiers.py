@@ -4,14 +4,16 @@ A tier's tests are those of its folders, of these only the ones that use one of 
 any test that has its marker, or another that it names. Where a tier is not asked for, its tests are deselected.
 
 The system tier has what starts whole systems as their users do, from the command line to a trained model: the demo,
-runs, examples, every block of the documentation, the benchmarks; and everything that starts a Ray cluster. It needs
+runs, examples, the blocks of the documentation, the benchmarks; and everything that starts a Ray cluster. It needs
 nothing that `make test` has not.
 
 The long tier has what shows more of a claim that the others show once: learning curves of every kind of project, runs
 on clusters of several nodes, everything of a demo that can be killed, the pool's conformance over Ray, combinations of
 a table's values (`tests/matrix.py`), gateways of several processes, a vLLM for images and one for adapters, most model
-families and Pythons, and every property with ten times the examples. What is of another tier too runs where both are
-asked for (`HEADRACE_LONG=1 make test-vllm`), and everything under `HEADRACE_LONG=1 .ci/run`.
+families and Pythons, and every property with ten times the examples. It alone has what takes minutes to show once: that
+a vLLM on the CPU takes images and adapters, that a new project learns, that Ray Train's workers go on after a death,
+and the pages that train. What is of another tier too runs where both are asked for (`HEADRACE_LONG=1 make test-vllm`),
+and everything under `HEADRACE_LONG=1 .ci/run`, which a release must pass.
 """
 
 from __future__ import annotations
@@ -64,10 +66,10 @@ def _capability(path: Path) -> str:
 
 
 SYSTEM = Tier("system", "starts whole systems as a user does, or a Ray cluster", markers=("ray",))
-LONG = Tier("long", "statistical or exhaustive; a cheaper form of the claim runs always")
+LONG = Tier("long", "statistical or exhaustive, or takes minutes to show once")
 
-#: What each test that was left out is of: its file, with the tiers that it would take.
-LEFT_OUT = pytest.StashKey[dict[str, set[frozenset[str]]]]()
+#: The files that were collected, with the tiers of their tests, where these are of any.
+TIERS_OF_FILES = pytest.StashKey[dict[str, set[frozenset[str]]]]()
 
 TIERS = (
     Tier("vllm", "starts a real vLLM on the CPU", ("vllm",)),
@@ -75,7 +77,7 @@ TIERS = (
     Tier("atropos", "needs the real atroposlib", ("atropos", "compat"), frozenset({"fresh", "atropos"})),
     Tier("agents", "runs command-line agents from npm", ("agents",)),
     Tier("install", "installs a built wheel into clean environments", ("install",), frozenset({"built", "uv"})),
-    Tier("models", "fetches some sixty models' tokenizers and chat templates", ("models",)),
+    Tier("models", "fetches models' tokenizers and chat templates", ("models",)),
     Tier("dashboard", "drives Chromium with playwright", ("dashboard",), frozenset({"browser"})),
     Tier("gym", "needs the real reasoning-gym"),
     SYSTEM,
@@ -96,19 +98,23 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):
                 item.add_marker(LONG.name)
-    left_out = config.stash.setdefault(LEFT_OUT, {})
+    of_files = config.stash.setdefault(TIERS_OF_FILES, {})
+    left_out = []
     for item in items:
-        if takes := frozenset(tier.name for tier in TIERS if tier.has(item)):
-            left_out.setdefault(item.path.relative_to(ROOT.parent).as_posix(), set()).add(takes)
-    for tier in TIERS:
-        found = {item: None for item in items if tier.has(item)}
-        for item in found:
+        if not (tiers := [tier for tier in TIERS if tier.has(item)]):
+            continue
+        for tier in tiers:
             item.add_marker(tier.name)
             if tier.folders:
                 item.add_marker(pytest.mark.timeout(INSTALLING_S))
-        if found and not tier.asked_for:
-            config.hook.pytest_deselected(items=list(found))
-            items[:] = [item for item in items if item not in found]
+        file = item.path.relative_to(ROOT.parent).as_posix()
+        of_files.setdefault(file, set()).add(frozenset(tier.name for tier in tiers))
+        if not all(tier.asked_for for tier in tiers):
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     _provide_gym([item for item in items if item.get_closest_marker("gym")])
 
 

@@ -26,6 +26,7 @@ def test_two_environments_share_the_originals_batches(original: str, folder: Pat
     runs.two_environments(original, folder, tmp_path, makes_ahead=True)
 
 
+@pytest.mark.long
 def test_an_environment_runs_to_the_last_step_of_ours(in_its_place: str, folder: Path, tmp_path: Path) -> None:
     runs.one_environment(in_its_place, folder, tmp_path)
 

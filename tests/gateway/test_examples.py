@@ -18,9 +18,8 @@ from headrace import Step, connect
 pytestmark = pytest.mark.system
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-#: Examples without a client library, and with OpenAI's, which takes seconds to import: the trajectories of each.
-PLAIN = {"gateway_http.py": 1, "gateway_curl.sh": 1}
-SDKS = {"gateway_openai.py": 1, "gateway_openai_async.py": 4}
+#: Examples that need no tools of the model: the trajectories of each.
+TRAJECTORIES = {"gateway_http.py": 1, "gateway_curl.sh": 1, "gateway_openai.py": 1, "gateway_openai_async.py": 4}
 #: The examples that ask until the model calls no tool.
 LOOPS = ("openai_tools", "openai_responses", "langchain", "anthropic")
 
@@ -168,16 +167,15 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("agents", [PLAIN, pytest.param(PLAIN | SDKS, marks=pytest.mark.long)], ids=["plain", "all"])
-def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path, agents: dict[str, int]) -> None:
+def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None:
     """`headrace serve --engine tiny` as a stranger starts it, and the examples one after the other, twice."""
     with serving_tiny("--journal", tmp_path / "pool") as address, connect(address) as pool:
         gateway = Running(address, pool)
         for _ in range(2):
-            for name in agents:
+            for name in TRAJECTORIES:
                 assert run(name, gateway)
             done = recorded(gateway)
-            assert len(done) == sum(agents.values())
+            assert len(done) == sum(TRAJECTORIES.values())
             before = pool.stats()["ledger"]["consumed"]
             last = run("gateway_trainer.py", gateway)[-1]
             assert f"'consumed': {before + sum(map(len, done))}," in last

@@ -14,7 +14,6 @@ from tests.install.kit import ROOT, Clean
 OTHERS = ("ray", "pyarrow", "pytest", "math_verify", "wandb", "anthropic")
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("built")
 def test_the_demo_needs_no_more_than_its_extra(tmp_path: Path) -> None:
     clean = Clean(tmp_path / "venv")

@@ -96,7 +96,6 @@ def test_the_doctor_works_without_any_extra_and_says_what_is_missing(core: Clean
     assert {library["name"]: library["tested"] for library in found["libraries"]}["torch"]
 
 
-@pytest.mark.long
 def test_the_hint_installs_what_is_missing_and_probe_then_needs_nothing_more(core: Clean, tmp_path: Path) -> None:
     hint = core.headrace("env", "number_guess", "probe").stderr.strip().partition("pip install ")[2]
     core.shell(f"pip install --quiet {hint}")

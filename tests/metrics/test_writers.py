@@ -95,7 +95,6 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
 def test_without_a_login_a_run_is_kept_offline_with_a_warning(nobody: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "headrace.metrics"):
         written = Wandb("headrace", nobody, name="words", group="all", config={"seed": 1})

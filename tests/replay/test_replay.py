@@ -139,7 +139,7 @@ def test_the_rollouts_of_one_prompt_come_in_turn(rollout: Rollout, vocabulary: V
         RecordedAnswers([], vocabulary).next([1])
 
 
-@pytest.mark.long
+@pytest.mark.system
 def test_the_command_serves_a_journal_also_what_was_trained_on(rollout: Rollout, folder: Path, tmp_path: Path) -> None:
     rollout.script.append("kept")
     with DataPool(tmp_path / "journal", durability="os") as pool, in_front(rollout, folder, pool) as gateway:

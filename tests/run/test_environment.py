@@ -57,7 +57,6 @@ def written(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(RUN_S)
 def test_a_dry_run_plays_one_group_and_shows_its_rewards(
     folder: Path,
@@ -96,7 +95,6 @@ def test_a_dry_run_of_an_environment_that_fails_says_why(
     assert processes_of(folder) == []
 
 
-@pytest.mark.long
 @pytest.mark.timeout(RUN_S)
 def test_evaluating_asks_the_environment_and_tells_a_table_and_json(
     folder: Path,

@@ -66,7 +66,6 @@ def test_a_rollouter_never_plays_what_would_grow_too_stale() -> None:
     assert found.rollouts_s == pytest.approx(32 / 3, rel=0.1)
 
 
-@pytest.mark.long
 def test_live_agents_beyond_what_the_trainer_takes_are_dropped_for_their_age() -> None:
     found = played(source="live", agents=128)
     assert found.rollouts_s == pytest.approx(128, rel=0.05)

@@ -100,7 +100,6 @@ def test_layers_compile_once_for_all_lengths_and_layers(traced: list[Any]) -> No
     assert len(traced) == graphs
 
 
-@pytest.mark.long
 def test_compiled_layers_can_be_recomputed(traced: list[Any]) -> None:
     model = llama(attention.NAME)
     found = decoder_of(model)

@@ -44,7 +44,6 @@ def torchrun(folder: Path, *given: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *given], cwd=folder, env=env, capture_output=True, text=True, timeout=1000)
 
 
-@pytest.mark.long
 def test_a_killed_rank_is_begun_again_and_the_run_resumes_by_itself(model: Path, tmp_path: Path) -> None:
     pool = pool_of(GROUPS, vocabulary=300)
     (tmp_path / "dying.py").write_text(DYING)

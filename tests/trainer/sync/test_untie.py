@@ -35,7 +35,6 @@ def test_an_untied_copy_is_the_same_model_with_a_head_of_its_own(tied: Trained, 
     assert {file.name for file in (tmp_path / "untied").iterdir()} == others
 
 
-@pytest.mark.long
 def test_the_command_does_the_same(tied: Trained, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headrace.trainer.sync.untie", str(tied.folder), str(tmp_path / "untied")]
     first = subprocess.run(command, capture_output=True, text=True)
