@@ -67,12 +67,12 @@ class Run:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self) -> RolloutSummary:
-        return asyncio.run(self._run())
+        return asyncio.run(self.play())
 
     def started(self) -> Beside:
         return Beside(self)
 
-    async def _run(self) -> RolloutSummary:
+    async def play(self) -> RolloutSummary:
         client = GatewayClient(self.address, self.key)
         flow = OneTurn(client, self.before, self.reward)
         self.seen = flow.seen

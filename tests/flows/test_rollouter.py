@@ -119,6 +119,30 @@ def test_a_bug_of_a_flow_is_a_failure_of_its_rollout_alone(gateway: Running, poo
     assert summary.failed == {"crashed": 2}
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_cancellation_ends_it_also_beside_news(gateway: Running, turns: int) -> None:
+    """However many turns of the loop lie between the two; it waits for a rollout that is to begin again."""
+
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 0":
+            raise failing()
+        assert run.rollouter is not None
+        while run.rollouter.schedule.wakes_at is None:
+            await asyncio.sleep(0)
+        for _ in range(1_000):  # until the rollouter waits
+            await asyncio.sleep(0)
+        run.rollouter.resume()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        playing.cancel()
+        await asyncio.Event().wait()
+
+    run = Run(gateway, rules(rows=2, n_rollouts=1, retry_s=3600.0), before=before, drain_s=0.0)
+    playing = asyncio.create_task(run.play())
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+
 def test_a_sync_holds_rollouts_and_none_of_them_fails(gateway: Running, pool: DataPool) -> None:
     begun = threading.Semaphore(0)
 

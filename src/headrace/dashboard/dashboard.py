@@ -331,7 +331,8 @@ class Dashboard:
             self._look()
             swept = self._swept
             with suppress(TimeoutError):
-                await asyncio.wait_for(swept.wait(), SWEEP_S)
+                async with asyncio.timeout(SWEEP_S):
+                    await swept.wait()
             if self._trouble is not None:
                 raise PoolUnreachable(self._trouble)
 
@@ -364,7 +365,8 @@ class Dashboard:
             while not swept.is_set():
                 self._look()  # a sweep may take longer than a pool is followed with nobody looking
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(swept.wait(), SWEEP_S)
+                    async with asyncio.timeout(SWEEP_S):
+                        await swept.wait()
 
     def _look(self) -> None:
         """Notes that somebody looks."""

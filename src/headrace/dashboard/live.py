@@ -52,7 +52,8 @@ class LiveFigures:
             yield b"retry: 300\n\n"
             while (left := end - loop.time()) > 0:
                 try:
-                    await asyncio.wait_for(woken.wait(), left)
+                    async with asyncio.timeout(left):
+                        await woken.wait()
                 except TimeoutError:
                     break
                 woken.clear()

@@ -261,7 +261,8 @@ class Sender:
     async def drain(self, within_s: float) -> int:
         """Waits until everything is acknowledged, at most so long; the number of groups that are not."""
         try:
-            await asyncio.wait_for(self._empty.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._empty.wait()
         except TimeoutError:
             pass
         return self.waiting

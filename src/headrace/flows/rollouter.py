@@ -189,7 +189,8 @@ class AsyncRollouter:
         """Waits for news, or until a rollout that failed may begin again."""
         wakes_at = self.schedule.wakes_at
         try:
-            await asyncio.wait_for(self._wake.wait(), None if wakes_at is None else max(0.0, wakes_at - self._clock()))
+            async with asyncio.timeout(None if wakes_at is None else max(0.0, wakes_at - self._clock())):
+                await self._wake.wait()
         except TimeoutError:
             pass
 

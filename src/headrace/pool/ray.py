@@ -212,7 +212,8 @@ class _Gathering:
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
         try:
-            return await asyncio.wait_for(answer, timeout)
+            async with asyncio.timeout(timeout):
+                return await answer
         except TimeoutError as error:
             raise Unreachable(f"no answer within {timeout:g} s") from error
 
@@ -292,7 +293,8 @@ class RayTransport:
         try:
             sent = actor.call.remote(body)
             try:
-                return bytes(await asyncio.wait_for(sent, timeout))
+                async with asyncio.timeout(timeout):
+                    return bytes(await sent)
             except asyncio.CancelledError:
                 ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them
                 raise

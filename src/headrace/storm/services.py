@@ -178,7 +178,8 @@ class StormProcess:
             self._ended.add(child.process.pid)
             child.process.terminate()
             try:
-                await asyncio.wait_for(asyncio.to_thread(child.process.wait), END_S)
+                async with asyncio.timeout(END_S):
+                    await asyncio.to_thread(child.process.wait)
             except TimeoutError:
                 self._log.write("stuck", what="end", target=self.name, waited_s=END_S)
                 child.process.kill()

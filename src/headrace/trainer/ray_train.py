@@ -53,7 +53,8 @@ class RunRelay:
         if len(self._reports) <= seen:
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), REPORT_WAIT_S)
+                async with asyncio.timeout(REPORT_WAIT_S):
+                    await self._news.wait()
             except TimeoutError:
                 pass
         return self._reports[seen:]
