@@ -121,6 +121,7 @@ class Simulation:
     def _poll(self, _: None) -> None:
         self.schedule.version_is(self.version)
         for number, starts in self.schedule.in_pool().items():
+            assert all(start.trajectory_uid in self.complete for start in starts), "it asks for what is not complete"
             if starts[0].prompt_uid in self.dropped:
                 self.schedule.dropped(number, "stale")
             elif starts[0].prompt_uid in self.taken:
@@ -153,13 +154,9 @@ class Simulation:
         self.schedule = self.kind(self.rules, state)
         self.schedule.version_is(self.version)
         for start in self.schedule.in_doubt():
-            known = [
-                attempt
-                for attempt in range(start.attempt, start.attempt + 50)
-                if f"{start.prompt_uid}-{start.rollout}-{attempt}" in self.complete
-            ]
+            known = [other for other in self.complete.values() if _same(other, start)]
             if known:
-                self.schedule.accepted(start)
+                self.schedule.accepted(known[0])
             else:
                 begun = [other.attempt for other in self.started if _same(other, start)]
                 self.schedule.resumed(start, max(begun, default=-1) + 1)

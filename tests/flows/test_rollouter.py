@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -214,29 +214,60 @@ def test_one_that_is_stopped_goes_on_where_it_was(gateway: Running, pool: DataPo
     assert max(task.attempt for task in run.seen) == 1  # those that were cut off, under their next name
 
 
-def test_what_is_complete_is_recognised_though_its_state_was_never_saved(
-    gateway: Running, pool: DataPool, tmp_path: Path
-) -> None:
-    state = tmp_path / "state.json"
-    with RolloutStateFile(state) as file:
-        before = file.load(4)
-        file.save(before)
+@contextmanager
+def first_save_alone() -> Iterator[None]:
+    """Of what rollouters save, only the first is written, from just after their first groups were admitted: as if they
+    were killed then."""
     kept: list[bytes] = []
     original = RolloutStateFile.write
 
-    def first_only(self: RolloutStateFile, encoded: bytes) -> None:
-        if len(kept) < 1:  # the state from just after the first groups were admitted
+    def write(self: RolloutStateFile, encoded: bytes) -> None:
+        if not kept:
             kept.append(encoded)
             original(self, encoded)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RolloutStateFile, "write", first_only)
+        patch.setattr(RolloutStateFile, "write", write)
+        yield
+
+
+def test_what_is_complete_is_recognised_though_its_state_was_never_saved(
+    gateway: Running, pool: DataPool, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    with first_save_alone():
         assert Run(gateway, rules(), state=state).finish().finished
     run = Run(gateway, rules(), state=state)
     summary = run.finish()
     assert (summary.accepted, summary.rollouts, summary.failed) == (4, 8, {})
     assert run.seen == []  # all were complete, and are taken as they are
     whole(pool, 4, 2)
+
+
+def test_so_is_a_later_attempt_where_an_earlier_one_failed(gateway: Running, pool: DataPool, tmp_path: Path) -> None:
+    """Asked for the attempt that failed, the pool would say that the group is lost."""
+
+    async def before(task: Task) -> None:
+        if (task.row["question"], task.rollout, task.attempt) == ("q 0", 0, 0):
+            raise failing()
+
+    def ready() -> bool:
+        channel = pool.stats()["channels"].get("train")
+        return channel is not None and channel["groups"]["ready"] == 1
+
+    using = rules(rows=2, batch_size=1, max_staleness=0, until_trained=True)
+    with first_save_alone(), Run(gateway, using, before=before, state=tmp_path / "state.json").started():
+        until(ready)
+    run = Run(gateway, using, state=tmp_path / "state.json")
+    with run.started() as beside:
+        for version in (1, 2):
+            until(ready)
+            assert pool.fetch_batch(1, n_rollouts=2, timeout=0) is not None
+            told(gateway.post("/policy_version", {"version": version}))
+        summary = beside.join()
+    assert summary is not None
+    assert (summary.accepted, summary.rollouts, summary.retried, summary.dropped) == (2, 4, 1, {})
+    assert [task.row["question"] for task in run.seen] == ["q 1", "q 1"]
 
 
 def test_a_group_runs_until_it_is_scored(gateway: Running, pool: DataPool) -> None:

@@ -279,7 +279,7 @@ class AsyncRollouter:
                 while (status := await self._fail(start, attempt, "its rollouter ended")) == "ok":
                     attempt += 1
             if status == "late":
-                self.schedule.accepted(start)
+                self.schedule.accepted(msgspec.structs.replace(start, attempt=attempt))
             else:
                 self.schedule.resumed(start, attempt)
 

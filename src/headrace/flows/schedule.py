@@ -103,6 +103,8 @@ class RolloutSchedule:
         if group is None or group.outcomes[start.rollout]:
             return
         group.outcomes[start.rollout] = "accepted"
+        self.state.retried += start.attempt - group.attempts[start.rollout]
+        group.attempts[start.rollout] = start.attempt  # of a rollout in doubt, a later one than the state has
         self._count(group, 1)
         self._end_if_over(start.group)
 
