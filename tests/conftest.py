@@ -28,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers would yield to everything else, by a niceness of 15: beside other tests they hardly ran, and who waits
 # for them waited long.
 os.environ.setdefault("RAY_worker_niceness", "0")
+#: How often a cluster is started that does not come up.
+RAY_STARTS = 4
 
 # Every client makes a context for TLS, which reads all authorities anew: 60 ms, an eighth of what the gateway's
 # tests took. Those that are made alike are one, and nearly all talk to this machine without TLS.
@@ -67,8 +69,16 @@ def ray_cluster() -> Iterator[str]:
     """A small Ray cluster on this machine, for the whole run; its address."""
     import ray
 
-    # "local": whatever else runs on this machine is not joined.
-    started = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="default")
+    # "local": whatever else runs on this machine is not joined. A node ends where its agents take more than 15 s to
+    # start, as they do on a busy machine; Ray has no setting for that.
+    for again in reversed(range(RAY_STARTS)):
+        try:
+            started = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="default")
+            break
+        except Exception:
+            ray.shutdown()
+            if not again:
+                raise
     yield started.address_info["gcs_address"]
     ray.shutdown()
 

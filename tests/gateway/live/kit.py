@@ -22,11 +22,18 @@ class Clock:
         return self.now
 
 
-def idle(gateway: Running, clock: Clock, seconds: float = IDLE_S) -> None:
-    """Time goes on, and the timer wakes up."""
-    clock.now += seconds
+def idle(gateway: Running, clock: Clock, seconds: float = IDLE_S, *, under_way: int = 0) -> None:
+    """Time goes on, and the timer wakes up, once no more than so many calls are under way: a client has its answer
+    before its call is over."""
     live = gateway.app.state.live
-    asyncio.run_coroutine_threadsafe(live.endings.sweep(), live.timer.loop).result(PATIENCE_S)
+
+    async def sweep() -> None:
+        while live.endings._under_way.total() > under_way:
+            await asyncio.sleep(0.001)
+        clock.now += seconds
+        await live.endings.sweep()
+
+    asyncio.run_coroutine_threadsafe(sweep(), live.timer.loop).result(PATIENCE_S)
 
 
 def say(gateway: Running, messages: list[Json] | str, **fields: Any) -> httpx.Response:

@@ -49,7 +49,7 @@ def test_a_call_under_way_keeps_its_conversation(
     rollout.script.append(Say("slow", at=gate))
     call = threads.submit(say, service, "hi")
     gate.reached()
-    idle(service, clock, 10 * IDLE_S)
+    idle(service, clock, 10 * IDLE_S, under_way=1)
     gate.open()
     told(call.result(120))
     assert complete(service) == [False]
