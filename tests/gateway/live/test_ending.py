@@ -57,6 +57,27 @@ def test_a_call_under_way_keeps_its_conversation(
     assert complete(service) == [True]
 
 
+def test_a_conversation_that_is_called_while_others_are_ended_goes_on(
+    service: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, busy = Talk(), Talk()
+    quiet.says(service, "hi")
+    busy.says(service, "ho")
+    first, second = conversations(service)
+    endings = service.app.state.live.endings
+    end = endings._end
+
+    async def called_meanwhile(held: str) -> None:
+        if held == first:
+            endings.enter(second)
+            endings.leave(second)
+        await end(held)
+
+    monkeypatch.setattr(endings, "_end", called_meanwhile)
+    idle(service, clock)
+    assert complete(service) == [True, False]
+
+
 def test_a_session_goes_on_in_its_next_part(service: Running, clock: Clock) -> None:
     for part in range(1, 4):
         told(say(service, "hi", headers=SESSION))

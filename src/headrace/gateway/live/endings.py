@@ -53,6 +53,10 @@ class IdleClock:
             found.append(uid)
         return found
 
+    def is_due(self, uid: str, now: float) -> bool:
+        """Whether a conversation is known and was not called for `after_s`."""
+        return uid in self._last and now - self._last[uid] >= self.after_s
+
     def wait(self, now: float) -> float:
         """Seconds until the next can be due."""
         last = next(iter(self._last.values()), now)
@@ -115,6 +119,8 @@ class IdleEndings:
     async def sweep(self) -> None:
         """Ends the conversations that are idle and have no call under way."""
         for held in self._idle.due(self._clock()):
+            if not self._idle.is_due(held, self._clock()):
+                continue  # it was called while others were ended
             if self._under_way[held]:
                 self.watch(held)
                 continue
