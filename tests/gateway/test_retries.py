@@ -18,6 +18,7 @@ from tests.gateway.kit import Running, told, until
 from tests.gateway.rollout import RETRY, Rollout, Say, answers, chat, error_of, events_of, in_front, uid_of, user
 
 from headrace import DataPool, Step
+from headrace.gateway.retries import Retries, RunningCall
 
 BODY = {"model": "m", "messages": [user("hi")]}
 
@@ -233,3 +234,24 @@ def test_the_same_end_again_says_that_it_counted(gateway: Running, rollout: Roll
     assert gateway.pool.fetch_batch(1, timeout=0) is not None
     assert gateway.complete(uid_of(base), reward=1.0) == ended
     assert gateway.complete(uid_of(base), reward=0.5)["status"] == "late"
+
+
+async def test_a_retry_is_answered_as_the_call_that_it_repeats_or_told_that_it_failed() -> None:
+    answered, failed = (RunningCall("digest", 0, Retries()) for _ in range(2))
+    waiting = [asyncio.create_task(call.outcome()) for call in (answered, failed)]
+    await asyncio.sleep(0)
+    answered.answer.set_result([])
+    failed.answer.cancel()
+    assert await asyncio.gather(*waiting) == [[], None]
+
+
+@pytest.mark.parametrize("first", ["the call", "its retry"])
+async def test_a_retry_that_is_cancelled_with_the_call_that_it_repeats_ends(first: str) -> None:
+    """As where the client of both dies: to try anew would sample for nobody."""
+    call = RunningCall("digest", 0, Retries())
+    retry = asyncio.create_task(call.outcome())
+    await asyncio.sleep(0)
+    for ended in (call.answer, retry) if first == "the call" else (retry, call.answer):
+        ended.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await retry

@@ -7,7 +7,6 @@ several equal calls a retry repeats.
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from msgspec.structs import replace
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from headrace.data.step import Step
 from headrace.gateway.planner import Planner
 from headrace.gateway.request import CallRequest
-from headrace.gateway.retries import RetryMark, RunningCall
+from headrace.gateway.retries import RetryMark
 from headrace.gateway.sessions import REQUEST_FIELD, Session, Sessions
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest
@@ -42,21 +41,12 @@ async def earlier_answer(
             return None
         running = retries.running(digest)
         if running:
-            return await _joined(running[0])
+            return await running[0].outcome()
         steps = await sessions.recorded(session)
         if retries.running(digest):
             continue  # it began meanwhile
         made = _only(request, steps, digest, named=mark.key is not None)
         return _rebuilt(planner, request, made) if made else None
-
-
-async def _joined(call: RunningCall) -> list[Turn] | None:
-    try:
-        return await asyncio.shield(call.answer)
-    except asyncio.CancelledError:
-        if not call.answer.cancelled():
-            raise
-        return None  # it failed, and its own caller was told; this one tries anew
 
 
 def whole_piece(choice: Choice) -> SampledChoice:

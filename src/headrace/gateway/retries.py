@@ -102,6 +102,12 @@ class RunningCall:
         self.answer: asyncio.Future[list[Turn]] = asyncio.get_running_loop().create_future()
         self._retries = retries
 
+    async def outcome(self) -> list[Turn] | None:
+        """What it is answered with, once it is; None where it fails: its caller is told, and whoever repeats it tries
+        anew."""
+        await asyncio.wait([self.answer])  # the waiter's own cancellation is none of the answer's, and ends this
+        return None if self.answer.cancelled() else self.answer.result()
+
     def __enter__(self) -> RunningCall:
         self._retries.begin(self)
         return self
