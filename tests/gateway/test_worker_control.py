@@ -246,3 +246,31 @@ async def state(http: httpx.AsyncClient, worker: str) -> dict[str, Any]:
 def versions(found: dict[str, Any]) -> dict[str, int]:
     """Of a worker's stats, what each of its servers samples with."""
     return {server["address"]: server["version"] for server in found["servers"]}
+
+
+@pytest.mark.parametrize(("change", "status"), [("a worker ends", "degraded"), ("a worker comes", "ok")])
+async def test_health_is_answered_also_where_workers_change_meanwhile(
+    control: WorkerControl,
+    start: Start,
+    http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    status: str,
+) -> None:
+    one, two = start(), start()
+    assert await control.add_worker(0, one)
+    if change == "a worker ends":
+        assert await control.add_worker(1, two)
+    ask = control._ask
+
+    async def changed_meanwhile(worker: str, *given: Any) -> Any:
+        if worker == one:
+            if change == "a worker ends":
+                control.remove_worker(1)
+            else:
+                control._workers[1] = two
+        return await ask(worker, *given)
+
+    monkeypatch.setattr(control, "_ask", changed_meanwhile)
+    answer = await http.get(f"{one}/health")
+    assert (answer.status_code, answer.json()["status"]) == (200, status)

@@ -106,7 +106,7 @@ class WorkerControl:
 
     async def _health(self, path: str, headers: Mapping[str, str]) -> Response:
         """The first trouble that a worker has; one that does not answer soon is one. Always an answer, and at once."""
-        workers = self._workers.items()
+        workers = list(self._workers.items())  # some may come and end meanwhile
         answers = await asyncio.gather(*(self._ask(at, "GET", path, b"", headers, HEALTH_S) for _, at in workers))
         found = [
             orjson.loads(answer.body)
