@@ -6,6 +6,7 @@ Every other key is a field of BaseEnvConfig. Prints the number of its next item 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import sys
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from tests.envs.kit import CountingEnv
 
 from headrace.envs import BaseEnvConfig
+
+#: Seconds after which it says where it is, and ends: less than a test may take.
+HUNG_S = 900
 
 
 async def main(api: str, first: int, most: int | None = None, **fields: Any) -> None:
@@ -22,4 +26,5 @@ async def main(api: str, first: int, most: int | None = None, **fields: Any) -> 
     print(env.next)
 
 
+faulthandler.dump_traceback_later(HUNG_S, exit=True)
 asyncio.run(main(**json.loads(sys.argv[1])))

@@ -41,6 +41,15 @@ async def start(api: Api) -> AsyncIterator[Start]:
         await process.communicate()  # to the end of what it said, with which its pipe is closed
 
 
+async def until(api: Api, process: asyncio.subprocess.Process, holds: Callable[[], bool]) -> None:
+    """Returns once something holds, looked at whenever the API was asked for anything; fails where the environment ends
+    before."""
+    held, ended = asyncio.ensure_future(api.until(holds)), asyncio.ensure_future(process.wait())
+    await asyncio.wait([held, ended], return_when=asyncio.FIRST_COMPLETED)
+    assert held.done(), f"the environment ended with {process.returncode}"
+    ended.cancel()
+
+
 def places(spool: Path) -> list[int]:
     """Which posts are owed, by their place in the line."""
     return sorted(int(path.name.partition("-")[0]) for path in spool.glob("*.json"))
@@ -49,7 +58,7 @@ def places(spool: Path) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_it_ends_cleanly_with_everything_sent(api: Api, start: Start, number: signal.Signals) -> None:
     process = await start(first=0)
-    await api.until(lambda: len(api.received) >= 10)
+    await until(api, process, lambda: len(api.received) >= 10)
     process.send_signal(number)
     said, _ = await process.communicate()
     assert process.returncode == 0
@@ -60,7 +69,7 @@ async def test_it_ends_cleanly_with_everything_sent(api: Api, start: Start, numb
 async def test_killed_its_successor_sends_what_it_owed_and_once(api: Api, start: Start, tmp_path: Path) -> None:
     api.refuse = lambda groups: None if items_of(groups) == [0] else 503
     killed = await start(first=0, most=4, spool_dir=str(tmp_path), max_num_workers=1)
-    await api.until(lambda: places(tmp_path) == [1, 2, 3] and items_of(api.received) == [0])
+    await until(api, killed, lambda: places(tmp_path) == [1, 2, 3] and items_of(api.received) == [0])
     killed.kill()
     await killed.wait()
     api.refuse = lambda groups: None
