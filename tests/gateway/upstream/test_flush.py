@@ -206,6 +206,33 @@ def test_only_a_long_hold_leaves_the_socket_unread_and_none_before_the_end(
     played(test)
 
 
+def test_who_leaves_while_it_is_held_leaves_a_socket_that_is_read() -> None:
+    async def test(response: HttpResponse, socket: Socket) -> None:
+        until = 2 * http_client.PAUSED_HOLD_S
+        follower = Follower(response, until)
+        response.unfollow()
+        assert socket.flows == [False, True]
+        at(until / 4, response.body, b"a")
+        await asyncio.sleep(2 * until)
+        assert follower.taken == []
+        assert socket.flows == [False, True]  # its time's end, too, changes nothing more
+
+    played(test)
+
+
+def test_who_leaves_has_no_more_read_than_may_wait() -> None:
+    async def test(response: HttpResponse, socket: Socket) -> None:
+        Follower(response, 0.05)
+        assert not response.body(b"a" * http_client.HIGH_WATER_BYTES)
+        socket.flow(reading=False)  # as the connection does then
+        response.unfollow()
+        assert socket.flows == [False]
+        response.take()
+        assert socket.flows == [False, True]
+
+    played(test)
+
+
 def test_a_response_that_is_closed_tells_nobody() -> None:
     async def test(response: HttpResponse, socket: Socket) -> None:
         follower = Follower(response, 0.05)
@@ -476,6 +503,33 @@ async def test_a_taker_that_cannot_take_more_is_waited_for(
         await upstream.stream(upstream_request(), take, flush_s)
     assert told == list(range(10, 18))
     assert (most, under_way) == (1, 0)
+
+
+async def test_a_taker_that_takes_no_more_for_longer_than_the_flush_gets_the_rest(
+    puppet: Make, vocabulary: Vocabulary
+) -> None:
+    server, first, stalled = await puppet(), asyncio.Event(), asyncio.Event()
+    told: list[int] = []
+
+    async def behave(request: Request, writer: Writer) -> None:
+        await send(writer, stream_of(request.json)[1])
+        await stalled.wait()
+        await then(2)(request, writer)
+
+    async def stall() -> None:
+        stalled.set()
+        await until(lambda: not upstream._flush_clock._due)  # the time is over for which its socket was left unread
+
+    def take(piece: SampledChoice) -> Callable[[], Awaitable[None] | None]:
+        told.extend(piece.ids)
+        first.set()
+        return stall if piece.ids == [11] else lambda: None
+
+    async with connected(vocabulary, server) as upstream:
+        server.behave = streams(1, behave, first)
+        await upstream.stream(upstream_request(), take, 2 * http_client.PAUSED_HOLD_S)
+    assert told == list(range(10, 18))
+    assert stalled.is_set()
 
 
 @pytest.mark.parametrize("sending", [False, True])

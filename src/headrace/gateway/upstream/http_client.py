@@ -126,9 +126,12 @@ class HttpResponse:
             self._tell()
 
     def unfollow(self) -> None:
-        """Tells nobody any more."""
+        """Tells nobody any more. Bytes are no longer held: a socket that was left unread for that is read again, until
+        as many wait as may."""
         self._clock = self._follower = None
-        self._held_until = 0.0
+        held, self._held_until = self._held_until, 0.0
+        if held and self._connection is not None and self._size < HIGH_WATER_BYTES:
+            self._connection.flow(reading=True)
 
     def hold(self, clock: FlushClock, until: float, *, to_the_end: bool = False) -> None:
         """Tells who follows of no bytes before a time of the loop, unless the answer ends or `hurry` is called. Over a
