@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.gateway.kit import Running, await_ready, running_gateway, told, tree
-from tests.gateway.rollout import RETRY, Rollout, Say, chat, content_of, in_front, user
+from tests.gateway.rollout import RETRY, Rollout, Say, chat, content_of, error_of, in_front, user
 from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool
@@ -256,6 +256,22 @@ def test_a_completion_through_one_gateway_is_seen_by_the_other(rollout: Rollout,
         assert len(other.steps(uid)) == 1
         assert chat(one, f"{one.address}/{uid}/{uid}", "more still").status_code in (200, 409)
         assert len(other.steps(uid)) == 1
+
+
+def test_a_trajectory_that_was_consumed_through_one_gateway_is_gone_for_the_other(
+    rollout: Rollout, folder: Path
+) -> None:
+    """Where the other has to ask the pool, for a history that it does not know; whether it is to be recorded or not."""
+    with two_gateways(rollout, folder) as (one, other):
+        uid = one.init()["trajectory_uid"]
+        told(chat(one, f"{one.address}/{uid}/{uid}", "hi"))
+        other.complete(uid, reward=1.0)
+        assert other.pool.fetch_batch(1, timeout=60) is not None
+        history = [user("hi"), {"role": "assistant", "content": "never said"}, user("more")]
+        for headers in ({}, {"x-headrace-record": "off"}):
+            found = error_of(chat(one, f"{one.address}/{uid}/{uid}", history, headers=headers), 404)
+            assert found["code"] == "gone"
+        assert len(rollout.orders) == 1
 
 
 def test_a_session_that_was_forgotten_is_read_again(rollout: Rollout, folder: Path) -> None:

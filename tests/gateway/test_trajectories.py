@@ -11,7 +11,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 from tests.gateway.kit import Running, told
-from tests.gateway.rollout import Rollout, Say, chat, error_of, in_front, uid_of
+from tests.gateway.rollout import Rollout, Say, chat, error_of, in_front, uid_of, user
+from tests.pool.servers import serving
+
+from headrace import DataPool, connect
 
 UIDS = ["a/b", "50%", "%2F", "50%25", "größe 日本", "with space", "...", "a?b#c", "ö/ü%/ ", "+", "🙂", "a" * 512]
 
@@ -234,6 +237,26 @@ def test_with_open_a_call_that_is_not_recorded_begins_nothing(folder: Path, roll
     with in_front(rollout, folder, open=True) as gateway:
         assert gateway.post("/nobody/p/v1/messages/count_tokens", asked).json()["input_tokens"] > 0
         told(gateway.post("/nobody/p/v1/chat/completions", asked, headers={"x-headrace-record": "off"}))
+        assert detail_of(gateway.get("/trajectories/nobody"), 404)
+
+
+def test_what_is_not_recorded_goes_on_from_answers_that_a_pool_elsewhere_does_not_know(
+    folder: Path, rollout: Rollout
+) -> None:
+    messages = [user("hi"), {"role": "assistant", "content": "an answer of elsewhere"}, user("more")]
+    asked, off = {"model": "m", "max_tokens": 4, "messages": messages}, {"x-headrace-record": "off"}
+    with (
+        DataPool() as kept,
+        serving(kept) as address,
+        connect(address) as pool,
+        in_front(rollout, folder, pool, open=True) as gateway,
+    ):
+        for base in ("", "/nobody/p"):
+            assert told(gateway.post(f"{base}/v1/messages/count_tokens", asked))["input_tokens"] > 0
+            told(gateway.post(f"{base}/v1/chat/completions", asked, headers=off))
+        unknown = {"model": "m", "input": "more", "previous_response_id": "resp_elsewhere"}
+        refused = error_of(gateway.post("/nobody/p/v1/responses", unknown, headers=off), 404)
+        assert refused["code"] == "previous_response_not_found"
         assert detail_of(gateway.get("/trajectories/nobody"), 404)
 
 

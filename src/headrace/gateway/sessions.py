@@ -313,9 +313,15 @@ class Sessions:
         return task.result()
 
     async def refresh(self, session: Session) -> None:
-        """Reads a session anew: another process may have gone on with it."""
+        """Reads a session anew: another process may have gone on with it. One that is kept neither here nor in the pool
+        stays as it is; of others, the pool's `NotFound` or `Gone` where there is no such trajectory any more."""
         await self._flushed(session.uid)
-        trajectory = await self._pool.trajectory(session.uid, session.channel)
+        try:
+            trajectory = await self._pool.trajectory(session.uid, session.channel)
+        except NotFound as error:
+            if isinstance(error, Gone) or self._known.get(session.uid) is session:
+                raise
+            return  # a call that is not recorded has begun nothing
         before = session.tokens
         session.read(trajectory.own_steps)
         session.complete = trajectory.complete
