@@ -70,3 +70,14 @@ def test_parts_that_are_empty_or_null_say_nothing(form: str) -> None:
         assert forced(form, given)["type"] == forced(form, plain)["type"]
     else:
         assert forced(form, given) == forced(form, plain)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("depth", [300, 2000])
+def test_a_schema_that_is_nested_too_deep_is_refused(form: str, depth: int) -> None:
+    """Deeper than what is sent can be written, and than Python calls."""
+    schema: Json = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(BadField, match="schema of 'look_up' is nested too deep"):
+        forced(form, {"type": "object", "properties": {"q": schema}})

@@ -49,9 +49,22 @@ def forced_tool_call(grammar: Grammar, tools: Sequence[Mapping[str, Any]], names
             "tool_choice",
         )
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
-    calls = [_call(form, each["name"], each.get("parameters") or {"type": "object"}) for each in functions]
-    tag = {"type": "structural_tag", "format": calls[0] if len(calls) == 1 else _one_of(calls)}
-    return {"structural_tag": orjson.dumps(tag).decode()}
+    try:
+        calls = [_call(form, each["name"], each.get("parameters") or {"type": "object"}) for each in functions]
+        return {"structural_tag": _as_text({"type": "structural_tag", "format": _one_of(calls)})}
+    except RecursionError:
+        named = ", ".join(repr(each["name"]) for each in functions)
+        raise BadField(
+            f"tool_choice: a schema of {named} is nested too deep to be enforced; use auto", "tool_choice"
+        ) from None
+
+
+def _as_text(tag: Format) -> str:
+    """A tag as JSON; `RecursionError` where it is nested too deep."""
+    try:
+        return orjson.dumps(tag).decode()
+    except orjson.JSONEncodeError as error:  # all else that was read from JSON can be written
+        raise RecursionError(str(error)) from None
 
 
 def _call(form: CallForm, name: str, parameters: Schema) -> Format:
