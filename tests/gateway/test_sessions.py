@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.gateway.sessions import Sessions
+from headrace import DataPool, Step
+from headrace.gateway.sessions import Session, Sessions
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import NotFound
 
@@ -64,3 +65,18 @@ async def test_a_caller_that_leaves_takes_the_load_from_nobody() -> None:
     with pytest.raises(NotFound):  # and a later call asks anew
         await sessions.find("t")
     assert pool.asked == 2
+
+
+async def test_what_is_read_anew_counts_only_where_it_is_kept(pool: DataPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "read", lambda session, steps: setattr(session, "tokens", 10 * len(list(steps))))
+    sessions = Sessions(pool.aio, flushed, most_tokens=1_000, open_unknown=False)
+    counted = []
+    for index in range(3):
+        pool.submit_steps([Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t", step_index=index)])
+        if index == 0:
+            session = await sessions.find("t")
+        elif index == 2:
+            sessions.drop("t")  # while a call of it is under way
+        await sessions.refresh(session)
+        counted.append((session.tokens, sessions.tokens))
+    assert counted == [(10, 10), (20, 20), (30, 0)]

@@ -325,7 +325,8 @@ class Sessions:
         before = session.tokens
         session.read(trajectory.own_steps)
         session.complete = trajectory.complete
-        self._tokens += session.tokens - before
+        if self._known.get(session.uid) is session:  # one that was dropped meanwhile is counted no more
+            self._tokens += session.tokens - before
 
     async def recorded(self, session: Session) -> list[Step]:
         """What the pool has of a trajectory, whoever sampled it, with nothing but the steps' own metadata."""
