@@ -399,6 +399,22 @@ def test_ids_that_grow_are_one_branch(tiny: Place) -> None:
     assert tiny.causes(channel) == {"first": 1, "extended": 2, "new_conversation": 1}
 
 
+def test_ids_that_go_on_where_an_answer_was_cut_are_a_branch_that_may_be_trained_on(tiny: Place) -> None:
+    """Nothing is new between the two answers, so that the second has no parent, or an earlier one."""
+    base, uid, channel = tiny.begin()
+    prompt, said = [5, 6, 7], []
+    for piece, new in ((" there was", []), (" a fox", [11]), (" and", []), (" a hen", [])):
+        ids = tiny.rollout.vocabulary.encode(piece)
+        tiny.rollout.script.append(Say(ids=ids, ended=False))
+        told(tiny.gateway.post(f"{base}/v1/completions", {"prompt": prompt, "max_tokens": 64}))
+        said.append(ids)
+        prompt = [*prompt, *ids, *new]
+    tiny.holds(uid, said)
+    assert tiny.causes(channel) == {"first": 1, "new_conversation": 1, "extended": 2}
+    sampled = [sequence.tokens[sequence.loss_mask] for sequence in tiny.gateway.pool.trajectory(uid).sequences()]
+    assert sorted(token for ids in sampled for token in ids.tolist()) == sorted(token for ids in said for token in ids)
+
+
 # -- what becomes of it ------------------------------------------------------------------------------------------------
 
 

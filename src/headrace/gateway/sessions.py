@@ -204,10 +204,10 @@ class Session:
         return None
 
     def continued_ids(self, prompt: IntArray) -> Node | None:
-        """The longest earlier call whose ids a prompt begins with."""
+        """The longest earlier call that a prompt goes on from: it begins with the call's ids, and has more."""
         best: Node | None = None
         for node in self.history.nodes:
-            longer = node.total <= len(prompt) and (best is None or node.total > best.total)
+            longer = node.total < len(prompt) and (best is None or node.total > best.total)
             if longer and (prompt[: node.total] == node.whole()).all():
                 best = node
         return best
