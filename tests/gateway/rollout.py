@@ -283,8 +283,9 @@ class Rollout:
     ) -> Json:
         ids, text, values, finish = answer
         last = at + 1 == len(ids)
-        before = "" if at == 0 else shown[at - 1]
-        now = text if last else shown[at]
+        # What a stop string cuts off is held back, as servers do.
+        before = "" if at == 0 else shown[at - 1][: len(text)]
+        now = text if last else shown[at][: len(text)]
         share = list(values[at:]) if last else list(values[at : at + 1])
         choice = self._choice(asked, index, [ids[at]], now[len(before) :], share, finish if last else None, say=say)
         if at:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from tests.gateway.kit import Running, told
-from tests.gateway.rollout import Rollout, chat, error_of, in_front, uid_of
+from tests.gateway.rollout import RETRY, Rollout, Say, chat, content_of, error_of, in_front, uid_of, user
 
 from headrace import DataPool
 
@@ -20,10 +20,12 @@ TENANTS = {
     "beta": {"keys": ["b"], "channels": ["train"]},
 }
 
+FORCED = ["cold:temperature=0.5", 'ends:stop="END"', 'shown:stop="END",include_stop_str_in_output=true']
+
 
 @pytest.fixture(scope="module")
 def common(shared: Rollout, folder: Path) -> Iterator[Running]:
-    with in_front(shared, folder, sampling=["cold:temperature=0.5"], refuse=["warm:temperature=0"]) as found:
+    with in_front(shared, folder, sampling=FORCED, refuse=["warm:temperature=0"]) as found:
         yield found
 
 
@@ -138,6 +140,42 @@ def test_its_channel_has_the_last_word(gateway: Running, rollout: Rollout) -> No
     assert (rollout.orders[0]["temperature"], rollout.orders[0]["top_k"]) == (0.5, 3)
     warm = gateway.init(channel="warm", sampling={"temperature": 0})
     assert error_of(chat(gateway, warm["base_url"], "hi"), 400)["code"] == "parameter_refused"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("begun", "asked", "said"),
+    [
+        ({"sampling": {"stop": ["END"]}}, {}, "one two "),
+        ({"sampling": {"stop": ["END"]}}, {"stop": "two"}, "one two "),
+        ({"channel": "ends"}, {"stop": "two"}, "one two "),
+        ({"channel": "shown"}, {"stop": "two"}, "one two END"),
+        ({"sampling": {"include_stop_str_in_output": True}}, {"stop": "END"}, "one two END"),
+    ],
+    ids=["trajectory", "before the agent", "channel", "channel shows it", "trajectory shows it"],
+)
+def test_an_answer_ends_where_whoever_has_the_last_word_says(
+    gateway: Running, rollout: Rollout, begun: dict[str, Any], asked: dict[str, Any], said: str, stream: bool
+) -> None:
+    made = gateway.init(**begun)
+    rollout.script.append(Say("one two END", shown=said, ended=False, stop_reason="END"))
+    for headers in (None, RETRY):  # what is given again ends there too
+        answer = chat(gateway, made["base_url"], "hi", stream=stream, headers=headers, **asked)
+        shown = content_of(answer.text) if stream else told(answer)["choices"][0]["message"]["content"]
+        assert shown == said
+    (order,) = rollout.orders
+    assert order["stop"] == ["END"]
+    (step,) = gateway.steps(made["trajectory_uid"])
+    assert step.quarantined is None
+
+
+def test_an_agent_of_anthropic_is_told_the_stop_that_was_forced(gateway: Running, rollout: Rollout) -> None:
+    base = gateway.init(channel="ends")["base_url"]
+    rollout.script.append(Say("one END", shown="one ", ended=False, stop_reason="END"))
+    body = {"model": "m", "max_tokens": 9, "messages": [user("hi")]}
+    found = told(gateway.post(f"{base}/v1/messages", body))
+    assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "END")
+    assert [block["text"] for block in found["content"]] == ["one "]
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": "hot"}, {"temperature": -1}, {"colour": 1}, {"max_tokens": 0}])

@@ -179,7 +179,7 @@ class CallExecutor:
             parent_ids=turn.plan.parent_ids,
             consumed=choice.consumed,
             text=choice.text,
-            stop=turn.request.stop,
+            stop=turn.upstream_request.stop,
             stop_ids=renderer.stop_ids.union(turn.upstream_request.sampling.get("stop_token_ids", ())),
         )
 

@@ -226,29 +226,32 @@ class Planner:
             request=request,
             plan=plan,
             upstream_request=upstream_request,
-            choices=self.choices(request, plan, call_id),
+            choices=self.choices(request, plan, call_id, upstream_request.cut),
             created=int(time.time()),
             began=time.monotonic(),
             request_digest=digest,
         )
 
-    def choices(self, request: CallRequest, plan: PromptPlan, call_id: str) -> list[Choice]:
-        """Choices for the answers to a prompt, of which nothing is sampled yet."""
+    def choices(self, request: CallRequest, plan: PromptPlan, call_id: str, cut: Sequence[str]) -> list[Choice]:
+        """Choices for the answers to a prompt, of which nothing is sampled yet. `cut`: the stop strings that they are
+        sampled with, and that are not to be shown."""
         reasoning = self.renderer.grammar.reasoning
         thought = self.renderer.vocabulary.id_of(reasoning.close.strip()) if reasoning is not None else None
         single = request.single_tool_call
         return [
-            Choice(index, self._reader(request, plan, call_id, index), thought, single_tool_call=single)
+            Choice(index, self._reader(request, plan, call_id, index, cut), thought, single_tool_call=single)
             for index in range(request.n)
         ]
 
-    def _reader(self, request: CallRequest, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
+    def _reader(
+        self, request: CallRequest, plan: PromptPlan, call_id: str, index: int, cut: Sequence[str]
+    ) -> AnswerStream:
         tail = plan.ids[-PROMPT_TAIL_TOKENS:].tolist()
         if request.conversation is None:
-            return TextAnswerStream(self.renderer.vocabulary, request.cut, tail)
+            return TextAnswerStream(self.renderer.vocabulary, cut, tail)
         renderer = self.renderer.with_options(request.conversation.options)
         tools = request.conversation.tools if request.allow_tool_calls else ()
-        return renderer.stream(tail, tools=tools, new_id=tool_call_ids(call_id, index), stop=request.cut)
+        return renderer.stream(tail, tools=tools, new_id=tool_call_ids(call_id, index), stop=cut)
 
     async def conversation(
         self,

@@ -94,7 +94,8 @@ def _rebuilt(planner: Planner, request: CallRequest, steps: list[Step]) -> list[
         own = [by_choice[at * request.n + index] for index in range(request.n)]
         plan = PromptPlan(own[0].prompt_ids, Cause.REPEATED)
         call_id = (own[0].call_id or "").removesuffix("-0") if request.n > 1 else own[0].call_id or ""
-        choices = planner.choices(request, plan, call_id)
+        upstream_request = UpstreamRequest(plan.ids, own[0].sampling or {})
+        choices = planner.choices(request, plan, call_id, upstream_request.cut)
         for choice, step in zip(choices, own, strict=True):
             choice.take(_sampled(planner, choice.index, step))
             choice.finish()
@@ -103,7 +104,7 @@ def _rebuilt(planner: Planner, request: CallRequest, steps: list[Step]) -> list[
                 call_id=call_id,
                 request=request,
                 plan=plan,
-                upstream_request=UpstreamRequest(plan.ids, own[0].sampling or {}),
+                upstream_request=upstream_request,
                 choices=choices,
                 first=at * request.n,
                 created=int(own[0].created_at or time.time()),

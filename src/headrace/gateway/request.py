@@ -78,16 +78,6 @@ class CallRequest(msgspec.Struct, kw_only=True):
         """The earlier call that this one names last."""
         return self.references.calls[-1] if self.references is not None else self.previous
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """Its stop strings."""
-        return tuple(self.sampling.get("stop") or ())
-
-    @property
-    def cut(self) -> tuple[str, ...]:
-        """The stop strings that are not to be shown."""
-        return () if self.sampling.get("include_stop_str_in_output") else self.stop
-
 
 class BadField(InvalidInput):
     """A field of a request that cannot be taken, by its name."""
@@ -337,6 +327,9 @@ class SamplingRules:
         self._response_length = settings.response_length
         self._forced = _by_channel(settings.sampling)
         self._refused = _by_channel(settings.refuse)
+        for values in self._forced.values():
+            if "stop" in values:
+                values["stop"] = _stop(values["stop"])  # a list, as agents' own are
 
     def effective(
         self,

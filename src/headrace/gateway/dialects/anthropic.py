@@ -112,7 +112,7 @@ def signature(thought: str, *, shown: bool) -> str:
 def ending_of(turn: Turn, choice: Choice) -> Json:
     """`stop_reason` and `stop_sequence` of an answer."""
     matched = choice.sampled.stop_reason if choice.sampled is not None else None
-    if isinstance(matched, str) and matched in turn.request.stop:
+    if isinstance(matched, str) and matched in turn.upstream_request.stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": matched}
     return {"stop_reason": STOP_REASONS.get(choice.finish_reason, "end_turn"), "stop_sequence": None}
 

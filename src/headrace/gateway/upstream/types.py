@@ -33,6 +33,16 @@ class UpstreamRequest(msgspec.Struct, frozen=True, eq=False):
     call_id: str = ""
     images: tuple[PlacedImage, ...] = ()
 
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The strings that end an answer, whoever asked for them: the agent, its trajectory or its channel."""
+        return tuple(self.sampling.get("stop") or ())
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """Those of them that are not to be shown."""
+        return () if self.sampling.get("include_stop_str_in_output") else self.stop
+
 
 class SampledChoice(msgspec.Struct, eq=False):
     """One choice of an answer, whole or, in a stream, what is new of it.
