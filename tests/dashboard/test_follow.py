@@ -6,12 +6,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headrace import DataPool, Step
 from headrace.dashboard.follow import PoolFollower, record_of
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import TrajectoryQuery
 from headrace.dashboard.source import JournalFolder, RunningPool
 from headrace.pool.config import DEFAULT_CHANNEL
+from headrace.pool.errors import PoolUnreachable
 
 
 def submit(pool: DataPool, group: int, *, rollouts: int = 2, steps: int = 2, ended: bool = True) -> None:
@@ -109,6 +112,92 @@ def test_what_leaves_the_pool_is_kept_with_what_became_of_it() -> None:
         assert (states(index)["g3-0"], states(index)["g3-1"]) == ("failed", "queued")
         assert follower.group_row(DEFAULT_CHANNEL, "g0") is None
         assert follower.group_row(DEFAULT_CHANNEL, "g1") is not None
+
+
+def begin(pool: DataPool, uid: str, prompt: str) -> None:
+    """A group of one trajectory, which is complete."""
+    said: dict[str, Any] = {"prompt_ids": [1], "response_ids": [2], "rollout_log_probs": [-0.5]}
+    pool.submit_steps([Step(**said, trajectory_uid=uid, prompt_uid=prompt, is_last=True, reward=1.0)])
+
+
+def test_two_groups_of_one_prompt_are_followed_each_by_itself() -> None:
+    with DataPool() as pool:
+        index = TrajectoryIndex()
+        follower = PoolFollower(RunningPool(pool, "here"), index)
+        begin(pool, "first", "p")
+        sweep(follower)
+        batch = pool.fetch_batch(1, lease_s=60.0)
+        assert batch is not None
+        begin(pool, "second", "p")
+        sweep(follower)
+        assert states(index) == {"first": "leased", "second": "queued"}
+        batch.nack()
+        batch = pool.fetch_batch(1, lease_s=60.0)
+        assert batch is not None
+        sweep(follower)  # which reads the first again, and not the second
+        assert states(index) == {"first": "leased", "second": "queued"}
+        batch.ack()
+        sweep(follower)
+        assert states(index) == {"first": "consumed", "second": "queued"}
+        row = follower.group_row(DEFAULT_CHANNEL, "p")
+        assert row is not None
+        assert row["state"] == "ready"
+        assert pool.fetch_batch(1) is not None
+        sweep(follower)
+        assert states(index) == {"first": "consumed", "second": "consumed"}
+        assert follower.group_row(DEFAULT_CHANNEL, "p") is None
+
+
+class Failing(RunningPool):
+    """Fails to answer what is named in `fails`, once each."""
+
+    def __init__(self, pool: DataPool, fails: set[str]) -> None:
+        super().__init__(pool, "failing")
+        self.fails = fails
+
+    def _fail(self, name: str) -> None:
+        if name in self.fails:
+            self.fails.remove(name)
+            raise PoolUnreachable(f"{name} cannot be asked for")
+
+    def steps(self, channel: str, cursor: str, limit: int) -> dict[str, Any]:
+        self._fail("steps")
+        return super().steps(channel, cursor, limit)
+
+    def states(self, channel: str, uids: list[str]) -> list[dict[str, Any]]:
+        self._fail("states")
+        return super().states(channel, uids)
+
+
+def test_a_sweep_that_fails_loses_nothing_for_the_next() -> None:
+    with DataPool() as pool:
+        source, index = Failing(pool, set()), TrajectoryIndex()
+        follower = PoolFollower(source, index)
+        begin(pool, "known", "p")
+        sweep(follower)
+        begin(pool, "new", "q")
+        source.fails = {"steps"}
+        with pytest.raises(PoolUnreachable):
+            sweep(follower)
+        assert pool.fetch_batch(2) is not None  # both leave, and one of them was never read
+        source.fails = {"states"}
+        with pytest.raises(PoolUnreachable):
+            sweep(follower)
+        sweep(follower)
+        assert states(index) == {"known": "consumed"}
+
+
+def test_a_trajectory_that_left_its_group_is_asked_for_until_it_is_known_what_became_of_it() -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool:
+        submit(pool, 0, ended=False)
+        source, index = Failing(pool, {"states"}), TrajectoryIndex()
+        follower = PoolFollower(source, index)
+        sweep(follower)
+        pool.fail("g0-0", "it crashed")
+        with pytest.raises(PoolUnreachable):
+            sweep(follower)
+        sweep(follower)
+        assert states(index) == {"g0-0": "failed", "g0-1": "queued"}
 
 
 def test_a_journal_is_read_while_a_pool_writes_it_with_what_was_consumed(tmp_path: Path) -> None:

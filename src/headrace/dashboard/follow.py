@@ -35,15 +35,16 @@ class PoolFollower:
         self._source, self._index = source, index
         self._groups: dict[str, dict[int, tuple[tuple[Any, ...], str]]] = {}
         self._uids: dict[tuple[str, int], tuple[str, ...]] = {}
-        self._group_rows: dict[tuple[str, str], Row] = {}
+        self._group_rows: dict[tuple[str, str], dict[int, Row]] = {}  # a prompt may have several groups at once
         self._consumed_read: dict[str, int] = {}
         self.stats: Row = {}
         #: Whether one sweep has gone through the whole pool.
         self.done_once = False
 
     def group_row(self, channel: str, prompt_uid: str) -> Row | None:
-        """The pool's own row of a group; None where it has left the pool."""
-        return self._group_rows.get((channel, prompt_uid))
+        """The pool's own row of a prompt's group, its newest; None where none is in the pool."""
+        rows = self._group_rows.get((channel, prompt_uid))
+        return None if rows is None else rows[max(rows)]
 
     def sweep(self) -> Iterator[None]:
         """One pass over the pool; it stands after each slice. Raises what the source raises; the next one goes on."""
@@ -81,6 +82,7 @@ class PoolFollower:
         """Reads the steps of groups that stand one after the other: pages from the first one's place on, past the last
         one's. Each group is put into the index once all of its steps were read."""
         waiting = {group["prompt_uid"]: group for group in groups}
+        others = {prompt: self._uids_behind(channel, group) for prompt, group in waiting.items()}
         steps: dict[str, dict[str, list[Row]]] = {prompt: {} for prompt in waiting}
         cursor: str | None = str(groups[0]["seq"]) if groups else None
         while cursor is not None and waiting:
@@ -89,8 +91,9 @@ class PoolFollower:
             )
             page = self._source.steps(channel, cursor, min(STEPS_A_SLICE, max(1, left) + 8))
             for row in page["items"]:
-                if row["prompt_uid"] in waiting:
-                    steps[row["prompt_uid"]].setdefault(row["trajectory_uid"], []).append(row)
+                prompt, uid = row["prompt_uid"], row["trajectory_uid"]
+                if prompt in waiting and uid not in others[prompt]:
+                    steps[prompt].setdefault(uid, []).append(row)
             cursor = page["next"]
             begins = int(cursor.partition("-")[0]) if cursor is not None else None
             yield
@@ -99,27 +102,34 @@ class PoolFollower:
                     del waiting[prompt]
                     yield from self._put_group(channel, group, steps.pop(prompt))
 
+    def _uids_behind(self, channel: str, group: Row) -> set[str]:
+        """The trajectories that are known to be in later groups of the same prompt: a page goes on to their steps."""
+        later = [seq for seq in self._group_rows.get((channel, group["prompt_uid"]), ()) if seq > group["seq"]]
+        return {uid for seq in later for uid in self._uids.get((channel, seq), ())}
+
     def _put_group(self, channel: str, group: Row, steps: dict[str, list[Row]]) -> Iterator[None]:
         """A group whose steps were read."""
-        self._group_rows[channel, group["prompt_uid"]] = group
-        self._groups[channel][group["seq"]] = _seen(group)
+        seq = group["seq"]
+        self._group_rows.setdefault((channel, group["prompt_uid"]), {})[seq] = group
         state = "leased" if group["state"] == "leased" else "queued"
         for uid, rows in steps.items():
             self._index.put(record_of_rows(channel, state, uid, rows))
-        before = self._uids.get((channel, group["seq"]), ())
-        self._uids[channel, group["seq"]] = tuple(steps)
-        yield from self._retire(channel, [uid for uid in before if uid not in steps])
+        left = [uid for uid in self._uids.get((channel, seq), ()) if uid not in steps]
+        self._uids[channel, seq] = (*steps, *left)  # asked again where asking fails
+        yield from self._retire(channel, left)
+        self._uids[channel, seq] = tuple(steps)
+        self._groups[channel][seq] = _seen(group)
 
     def _settle(self, channel: str, gone: Sequence[int]) -> Iterator[None]:
-        """Asks what became of the trajectories of groups that have left."""
-        uids: list[str] = []
+        """Asks what became of the trajectories of groups that have left, and forgets the groups once that is known."""
+        yield from self._retire(channel, [uid for seq in gone for uid in self._uids.get((channel, seq), ())])
         for seq in gone:
-            uids += self._uids.pop((channel, seq), ())
+            self._uids.pop((channel, seq), None)
             _, prompt = self._groups[channel].pop(seq)
-            # A later group of the same prompt may be there by now.
-            if self._group_rows[channel, prompt]["seq"] == seq:
-                del self._group_rows[channel, prompt]
-        yield from self._retire(channel, uids)
+            rows = self._group_rows.get((channel, prompt), {})  # none of a group that was never read
+            rows.pop(seq, None)
+            if not rows:
+                self._group_rows.pop((channel, prompt), None)
 
     def _retire(self, channel: str, uids: Sequence[str]) -> Iterator[None]:
         for at in range(0, len(uids), STATES_A_SLICE):
