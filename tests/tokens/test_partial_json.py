@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, SupportsIndex
 
 import pytest
 from hypothesis import given
@@ -32,6 +32,28 @@ def test_every_beginning_of_an_object_is_read_as_streaming_sdks_read_it(
 @given(value=VALUES)
 def test_whole_json_is_read_whole(value: Any) -> None:
     assert partial_json(f" {json.dumps(value)}\n") == value
+
+
+@pytest.mark.parametrize(
+    "written",
+    ['"' + r"\"" * 10_000 + '"', '"' + r"\\\"" * 10_000 + '"', "[" + "false, " * 10_000 + "null]"],
+    ids=["quotes", "backslashes", "constants"],
+)
+def test_each_character_is_read_a_few_times_however_long_the_text_is(written: str) -> None:
+    text = Counting(written)
+    assert partial_json(text) == json.loads(written)
+    assert text.read <= 8 * len(text)
+
+
+class Counting(str):
+    """Counts the characters that are read of it one by one, or copied."""
+
+    read = 0
+
+    def __getitem__(self, at: SupportsIndex | slice) -> str:
+        found = super().__getitem__(at)
+        self.read += len(found)
+        return found
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def _value(text: str, at: int) -> tuple[Any, int]:
     for name, constant in _CONSTANTS.items():
         if text.startswith(name, at):
             return constant, at + len(name)
-        if name.startswith(text[at:]):
+        if name.startswith(text[at : at + len(name)]):
             return _NOTHING, end
     raise ValueError(f"{text[at : at + 20]!r} is no JSON")
 
@@ -78,8 +78,10 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 def _string(text: str, at: int) -> tuple[Any, int]:
     quote = at + 1
     while (quote := text.find('"', quote)) >= 0:
-        slashes = len(text[at + 1 : quote]) - len(text[at + 1 : quote].rstrip("\\"))
-        if slashes % 2 == 0:
+        before = quote  # the first of the backslashes before it; none is counted twice, since a quote stands between
+        while text[before - 1] == "\\":
+            before -= 1
+        if (quote - before) % 2 == 0:
             return json.loads(text[at : quote + 1]), quote + 1
         quote += 1
     return _NOTHING, len(text)
