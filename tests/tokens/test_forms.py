@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzzing import examples
+from tests.tokens.test_bridges import bytes_vocabulary
 
-from headrace.tokens import AnswerDelta, CallDelta, CallForm, Grammar, Parsed, ToolCall
+from headrace.tokens import AnswerDelta, CallDelta, CallForm, Grammar, Parsed, ToolCall, Vocabulary
 from headrace.tokens.channels import parser_of
 from headrace.tokens.declared import DECLARED
 from headrace.tokens.forms import (
@@ -26,6 +29,7 @@ from headrace.tokens.forms import (
 )
 from headrace.tokens.jsontext import JsonScanner, is_json
 from headrace.tokens.proof import summed
+from headrace.tokens.renderer import GrammarStream, default_call_id
 
 FORMS = {
     "tags": CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n"),
@@ -288,6 +292,52 @@ def test_an_id_that_stands_after_the_arguments_is_told_with_the_name() -> None:
 )
 def test_answers_in_channels(text: str, expected: Parsed) -> None:
     assert read(FORMS["channels"], list(text))[1] == read(FORMS["channels"], [text])[1] == expected
+
+
+@cache
+def channel_vocabulary() -> Vocabulary:
+    """Bytes, and the marks of channels, two of which end a turn."""
+    form = Channels()
+    marks = (form.start, form.channel, form.message, form.constrain, form.end, form.call, form.last)
+    hf = copy.deepcopy(bytes_vocabulary().hf)
+    hf.add_special_tokens({"additional_special_tokens": list(marks)})
+    return Vocabulary(hf)
+
+
+TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+F_BEGUN = (ToolCall("f", '{"a": "x"', "call_0"),)
+
+
+@pytest.mark.parametrize("stop", [(), ("<|call|>", "call", "turn", "|>x")], ids=["", "stop strings"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TO_F + "<|call|>", Parsed("", None, (ToolCall("f", {}, "call_0"),))),
+        (TO_F + " \n<|call|>", Parsed("", None, (ToolCall("f", {}, "call_0"),))),
+        (TO_F + "{}<|call|>", Parsed("", None, (ToolCall("f", {}, "call_0"),))),
+        (TO_F, Parsed(TO_F, None, (), (TO_F,), "tool_call")),
+        (TO_F + '{"a": "x"<|call|>', Parsed("", None, F_BEGUN, (TO_F + '{"a": "x"',))),
+        (TO_F + '{"a": "x"', Parsed("", None, F_BEGUN, (TO_F + '{"a": "x"',), "tool_call")),
+        ("<|channel|>commentary to=functions.f<|call|>", Parsed("<|channel|>commentary to=functions.f")),
+        ("<|channel|>final<|message|>So.<|return|>", Parsed("So.")),
+        ("<|channel|>final<|message|>So.<|call|>", Parsed("So.")),
+        ("<|channel|>analysis<|message|>Why<|return|>", Parsed("", "Why", cut="reasoning")),
+        ("<|call|>", Parsed()),
+    ],
+)
+def test_a_call_is_cut_where_the_token_that_ends_one_was_not_sampled(
+    text: str, expected: Parsed, stop: tuple[str, ...]
+) -> None:
+    vocabulary, form = channel_vocabulary(), Channels()
+    ids = vocabulary.encode(text)
+    ends = frozenset(found for mark in (form.call, form.last) if (found := vocabulary.id_of(mark)) is not None)
+    assert len(ends) == 2
+    for pieces in ([ids], [[token] for token in ids]):
+        grammar = Grammar(None, FORMS["channels"])
+        stream = GrammarStream(vocabulary, grammar, ends, [], tools=True, new_id=default_call_id, stop=stop)
+        total = summed([*(stream.feed(piece) for piece in pieces), stream.finish()])
+        assert stream.parsed == expected
+        assert total == expected_sum(stream.parsed)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.tokens.channels import parser_of
-from headrace.tokens.forms import THINK, Grammar, Reasoning
+from headrace.tokens.forms import THINK, Channels, Grammar, Reasoning
 from headrace.tokens.messages import Message, ToolCall
 from headrace.tokens.parse import AnswerDelta, NewId, Parsed, StopCut
 from headrace.tokens.vision import Vision
@@ -157,6 +157,8 @@ class GrammarStream:
     ) -> None:
         self._detokenizer = Detokenizer(vocabulary, keep=marker_ids(vocabulary, grammar), prompt=prompt)
         self._stop_ids = stop_ids
+        self._call_end, self._call_end_id = _call_end(vocabulary, grammar)
+        self._ended_call = False
         self._cut = StopCut(stop)
         thinking = grammar.reasoning is not None and opens_reasoning(vocabulary, prompt, grammar.reasoning)
         self._parser = parser_of(grammar, tools=tools, thinking=thinking, new_id=new_id)
@@ -169,10 +171,15 @@ class GrammarStream:
 
     def _text(self, ids: Sequence[int]) -> str:
         kept = ids if self._stop_ids.isdisjoint(ids) else [i for i in ids if i not in self._stop_ids]
+        if ids:
+            self._ended_call = ids[-1] == self._call_end_id and ids[-1] in self._stop_ids
         return self._cut.feed(self._detokenizer.feed(kept))
 
     def finish(self) -> AnswerDelta:
-        before = self._parser.feed(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
+        last = self._cut.feed(self._detokenizer.finish()) + self._cut.finish()
+        if self._ended_call and not self._cut.stopped:
+            last += self._call_end  # behind all that a stop string is looked for in: it is no text
+        before = self._parser.feed(last)
         return join_deltas(before, self._parser.finish())
 
     @property
@@ -220,6 +227,13 @@ def join_deltas(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
     return AnswerDelta(
         first.content + second.content, first.reasoning + second.reasoning, first.tool_calls + second.tool_calls
     )
+
+
+def _call_end(vocabulary: Vocabulary, grammar: Grammar) -> tuple[str, int | None]:
+    """The mark that ends a call and the turn, and its id, where a call without arguments is told by it from one that
+    was cut."""
+    body = grammar.calls.body if grammar.calls is not None else None
+    return (body.call, vocabulary.id_of(body.call)) if isinstance(body, Channels) else ("", None)
 
 
 @lru_cache(64)
