@@ -184,6 +184,46 @@ def test_who_does_not_go_on_is_hung_up_on(
         assert rest(connection)[: len(answer)] == answer
 
 
+@pytest.mark.parametrize(
+    ("request_head", "sent"),
+    [
+        (b"POST /2 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n", b"later"),
+        (b"GET /2 HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\r\n\r\n"),
+    ],
+    ids=["the body of what was answered", "line ends"],
+)
+def test_who_sends_something_behind_an_answer_and_asks_nothing_is_hung_up_on_silently(
+    request_head: bytes, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited: queue.Queue[tuple[Connection, str]] = queue.Queue()
+    awaits = Connection._awaits
+
+    def told(self: Connection, what: Literal["head", "body"], within_s: float) -> None:
+        awaits(self, what, within_s)
+        self.timeout_keep_alive = PATIENCE_S  # by which it is not to be closed here
+        awaited.put((self, what))
+
+    def overdue(held: Connection) -> None:
+        held._deadline = held.loop.time()
+        held._timer.cancel()
+        held._look()
+
+    monkeypatch.setattr(Connection, "_awaits", told)
+    with serving(Sizes(), lifespan=False) as address, connected(address) as connection:
+        connection.sendall(request_head)
+        answer = b""
+        while not answer.endswith(b"\r\n\r\nxx"):
+            answer += connection.recv(1 << 16)
+        while not awaited.empty():
+            awaited.get()
+        connection.sendall(sent)
+        held, what = awaited.get(timeout=PATIENCE_S)
+        while what != "head":
+            held, what = awaited.get(timeout=PATIENCE_S)
+        held.loop.call_soon_threadsafe(overdue, held)
+        assert rest(connection) == b""
+
+
 def test_every_part_of_a_body_gives_the_next_one_its_time_again(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly they come: what counts is that something comes."""
     awaited: queue.Queue[tuple[str, float]] = queue.Queue()

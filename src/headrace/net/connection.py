@@ -146,6 +146,7 @@ class Connection(HttpToolsProtocol):
         self._failed = False
         self._lost = asyncio.Event()
         self._head = 0
+        self._begun = False  # a request, and not all of it is here
         self._awaits("head", self.head_s)
         self._timer = self.loop.call_later(min(self.head_s, self.write_s), self._look)
         if self.bound is not None:
@@ -183,11 +184,23 @@ class Connection(HttpToolsProtocol):
             self._awaits("body", self.body_s)
         self._head += len(data)
         super().data_received(data)
-        if self._awaited == "head" and self._head > HEAD_BYTES and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._awaited == "head" and self._head > HEAD_BYTES:
             self._refuse(431, f"the request's line and headers are longer than {HEAD_BYTES} bytes")
+        elif self._awaited is None and self._is_idle():
+            # The body of a request that was answered before it came, or line ends between requests: whatever comes
+            # ends the time that an idle connection is kept, and no answer follows that would give it that again.
+            self._awaits("head", self.head_s)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way here, and nothing bounds how long that lasts."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return (cycle is None or cycle.response_complete) and self.timeout_keep_alive_task is None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._begun = True
         self.scope["extensions"] = {FLUSHED: {"wait": self.flushed}, HANG_UP: {"now": self.transport.abort}}
         self._awaits("head", self.head_s)
 
@@ -204,7 +217,7 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, weakref.ref(self.cycle))}
 
     def on_message_complete(self) -> None:
-        self._awaited, self._head = None, 0
+        self._awaited, self._head, self._begun = None, 0, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -263,7 +276,7 @@ class Connection(HttpToolsProtocol):
         if self._awaited == "body" and self.flow.read_paused:
             self._deadline = now + self.body_s  # it is the application that does not read on
         if self._awaited is not None and self._deadline <= now and not self.transport.is_closing():
-            if self._awaited == "head" and not self._head:
+            if self._awaited == "head" and not self._begun:
                 self.transport.close()  # nobody asked anything
             else:
                 self._refuse(408, f"the rest of the request's {self._awaited} did not come in time")
