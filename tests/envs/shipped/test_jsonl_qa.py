@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,31 @@ async def test_a_check_that_is_given_up_does_not_answer_the_next_one(checker: Ch
     given_up.cancel()
     await asyncio.wait([given_up])
     assert not await checker.is_right("\\boxed{41}", "42")
+
+
+async def test_ctrl_c_on_a_terminal_is_not_the_checkers(checker: Checker) -> None:
+    assert await checker.is_right("\\boxed{42}", "42")
+    (process,) = checker._idle
+    assert os.getpgid(process.pid) != os.getpgrp()  # a terminal sends it to a whole group
+
+
+async def test_an_answer_is_right_though_the_process_that_would_check_it_has_ended(checker: Checker) -> None:
+    assert await checker.is_right("\\boxed{42}", "42")
+    (process,) = checker._idle
+    process.terminate()
+    process.wait()
+    assert await checker.is_right("\\boxed{42}", "42")
+
+
+async def test_a_check_whose_process_is_ended_in_the_middle_of_it_is_made_again(checker: Checker) -> None:
+    assert await checker.is_right("\\boxed{42}", "42")
+    (process,) = checker._idle
+    process.send_signal(signal.SIGSTOP)  # it does not answer before it is ended
+    checking = asyncio.create_task(checker.is_right("\\boxed{42}", "42"))
+    await asyncio.sleep(0)
+    assert not checker._idle
+    process.kill()
+    assert await checking
 
 
 @pytest.mark.parametrize(
