@@ -225,6 +225,18 @@ if __name__ == "__main__":
     assert row["reason"] == "cancelled"
 
 
+@pytest.mark.parametrize("body", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["exits", "killed"])
+async def test_a_process_that_ends_by_itself_takes_with_it_all_that_it_started(
+    made: Made, gateway: Running, task: Task, tmp_path: Path, body: str
+) -> None:
+    agent(tmp_path, CALL + "def go(task, base_url):\n    call(base_url)\n"
+          "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])\n"
+          f"    open('pid', 'w').write(str(child.pid))\n    {body}\n")  # fmt: skip
+    await failure(made, task, run="agent.py:go")
+    pid = int((tmp_path / "pid").read_text())
+    await asyncio.to_thread(until, lambda: not alive(pid))
+
+
 @pytest.mark.parametrize("run", ["agent.py:go", "agent.py:wait"])
 async def test_an_agent_that_takes_too_long_has_hung(
     made: Made, gateway: Running, task: Task, tmp_path: Path, run: str

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -116,18 +117,15 @@ class ForkingProcess:
             os._exit(1)  # never back into the parent's loop
 
     def _reap(self) -> None:
-        """Tells how workers ended that have."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        """Tells how workers ended that have, and ends what they left of their groups."""
+        while (ended := _ended_child()) is not None:
+            pid, code = ended
             number = self._workers.pop(pid, None)
             if number is not None:  # the agent's file may have started processes of its own
-                told = {"ended": number, "status": os.waitstatus_to_exitcode(status)}
-                self._control.sendall(orjson.dumps(told) + b"\n")
+                _kill_group(pid)
+                self._control.sendall(orjson.dumps({"ended": number, "status": code}) + b"\n")
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def work(function: AgentFunction, number: int, path: str) -> NoReturn:
@@ -189,6 +187,27 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # it has not become a group's leader yet
         os.kill(pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    """Ends what is left of the group of a worker that has ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _ended_child() -> tuple[int, int] | None:
+    """A child that has ended, and its exit code or the negative number of its signal; None where none has. Where the
+    system lets one look without waiting for it, it is not waited for: until then no other can have its id."""
+    try:
+        if not hasattr(os, "waitid"):  # not everywhere on macOS
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            return (pid, os.waitstatus_to_exitcode(status)) if pid else None
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if found is None:
+        return None
+    return found.si_pid, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _has_children() -> bool:
