@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import textwrap
 from collections.abc import AsyncIterator, Sequence
@@ -142,6 +143,24 @@ async def test_a_coroutine_that_blocks_its_loop_is_ended_with_its_process(
         assert isinstance(outcome, RewardFailure)
         assert outcome.reason == "timeout"
         assert values(await made.score(samples("good"))) == [1.0]
+
+
+async def test_the_one_other_call_in_a_process_that_a_blocking_coroutine_ended_with_it_is_called_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.rewards.functions.CANCEL_S", 0.0)
+    async with reward(file, "waiting") as made:
+        await made.ready()
+        (source,) = made._sources
+        (process,) = source._all
+        blocking = asyncio.create_task(made.score(samples("block")))
+        while len(process._waiting) < 1:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(made.score(samples("good")))
+        while len(process._waiting) < 2:
+            await asyncio.sleep(0)
+        blocking.cancel()  # as its time limit would, which depends on the machine
+        assert values(await other) == [1.0]
 
 
 async def test_coroutines_run_side_by_side_in_one_process(file: Path) -> None:

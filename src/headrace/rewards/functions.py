@@ -40,7 +40,7 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class FunctionProcessDied(Exception):
-    """The process ended during a call; `alone` where no other call was in it."""
+    """The process ended during a call; `alone` where only that call can have ended it."""
 
     def __init__(self, how: str, alone: bool) -> None:
         super().__init__(how)
@@ -56,6 +56,8 @@ class FunctionProcess:
         self._waiting: dict[int, asyncio.Future[FunctionAnswer]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._killed = False
+        #: Killed for a call that was given up, which waits no more when its end is read: nobody who does is to blame.
+        self._given_up = False
         self.asynchronous = False
 
     @classmethod
@@ -125,6 +127,7 @@ class FunctionProcess:
             except FunctionProcessDied:
                 return
         if not answer.done():
+            self._given_up = True
             self._kill()
 
     async def end(self) -> str:
@@ -172,8 +175,9 @@ class FunctionProcess:
         code = await self._process.wait()
         how = ending_words(code)
         lost = [one for one in self._waiting.values() if not one.done()]
+        alone = len(lost) == 1 and not self._given_up
         for one in lost:
-            one.set_exception(FunctionProcessDied(how, alone=len(lost) == 1))
+            one.set_exception(FunctionProcessDied(how, alone))
 
 
 class FunctionSource(RewardSource):
