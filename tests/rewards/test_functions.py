@@ -22,6 +22,7 @@ LIMIT_S = 4.0
 FUNCTIONS = """
 import asyncio, math, os, time
 import numpy
+from headrace.rewards import RewardFailure
 
 def one(sample):
     said = sample.text
@@ -63,6 +64,17 @@ def once(sample):
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(solution_str == ground_truth and data_source == "sums" and extra_info == {"index": 7})
+
+def unsendable(sample):
+    if sample.text == "refuse":
+        raise RewardFailure("it said \\ud83d", "bad_answer")
+    return {"score": 1.0, "seen": {"number": {"ids": [2**70]}, "half": "\\ud83d"}.get(sample.text, "fine")}
+
+async def unsendable_soon(sample):
+    return unsendable(sample)
+
+def unsendable_batch(samples):
+    return [unsendable(sample) for sample in samples]
 
 def started(sample):
     import subprocess
@@ -169,6 +181,29 @@ async def test_coroutines_run_side_by_side_in_one_process(file: Path) -> None:
         (source,) = made._sources
         assert values(await made.score(samples(*["good"] * 40))) == [1.0] * 40
         assert len(source._all) == 1
+
+
+@pytest.mark.parametrize("function", ["unsendable", "unsendable_soon", "unsendable_batch"])
+async def test_what_has_no_form_on_the_wire_is_a_failure_of_that_sample_and_not_tried_again(
+    file: Path, function: str
+) -> None:
+    async with reward(file, function, batch=function == "unsendable_batch", retries=2) as made:
+        await made.ready()
+        (source,) = made._sources
+        (process,) = source._all
+        outcomes = await made.score(samples("good", "number", "half", "good"))
+        assert process.alive
+    assert values(outcomes) == [1.0, "wrong_type", "wrong_type", 1.0]
+    assert "it returned 'seen', which cannot be sent: OverflowError: \"can't serialize ints" in str(outcomes[1])
+    assert "it returned 'seen', which cannot be sent: UnicodeEncodeError" in str(outcomes[2])
+    assert made.counters.retried == 0
+
+
+async def test_a_failure_whose_words_have_no_form_on_the_wire_is_that_failure(file: Path) -> None:
+    async with reward(file, "unsendable") as made:
+        outcomes = await made.score(samples("refuse", "good"))
+    assert values(outcomes) == ["bad_answer", 1.0]
+    assert r"it said \ud83d" in str(outcomes[0])
 
 
 async def test_a_batch_that_fails_is_scored_one_by_one(file: Path) -> None:

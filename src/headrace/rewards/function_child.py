@@ -80,9 +80,9 @@ def main() -> None:
     try:
         function, asynchronous = loaded(spec)
     except Exception as error:
-        write(answers, CalleeKind(error=str(error) if isinstance(error, InvalidInput) else described(error)))
+        write(answers, encoded(CalleeKind(error=str(error) if isinstance(error, InvalidInput) else described(error))))
         return
-    write(answers, CalleeKind(asynchronous=asynchronous))
+    write(answers, encoded(CalleeKind(asynchronous=asynchronous)))
     if asynchronous:
         asyncio.run(_serve(function, calls, answers))
         return
@@ -91,7 +91,7 @@ def main() -> None:
             answer = _answer(call, function(call.samples if call.batch else call.samples[0]))
         except Exception as error:
             answer = _failed(call, error)
-        write(answers, answer)
+        write(answers, _encoded_answer(answer))
 
 
 async def _serve(function: Callable[..., Any], calls: BinaryIO, answers: BinaryIO) -> None:
@@ -106,7 +106,7 @@ async def _serve(function: Callable[..., Any], calls: BinaryIO, answers: BinaryI
         except Exception as error:
             answer = _failed(call, error)
         del running[call.number]
-        write(answers, answer)
+        write(answers, _encoded_answer(answer))
 
     while (call := await asyncio.to_thread(read, calls, FunctionCall)) is not None:
         if not call.cancel:
@@ -178,8 +178,32 @@ def _scored(returned: Any) -> dict[str, Any] | list[Any]:
 
 def _failed(call: FunctionCall, error: Exception) -> FunctionAnswer:
     if isinstance(error, RewardFailure):
-        return FunctionAnswer(call.number, failure=[error.reason, error.detail, error.again])
+        detail = error.detail.encode(errors="backslashreplace").decode()  # a user's may hold half of a surrogate pair
+        return FunctionAnswer(call.number, failure=[error.reason, detail, error.again])
     return FunctionAnswer(call.number, failure=["error", f"it raised {described(error)}", True])
+
+
+def _encoded_answer(answer: FunctionAnswer) -> bytes:
+    """An answer as a message. A score that has no form on the wire, such as for an integer beyond 64 bits or half of a
+    surrogate pair, is the failure of its sample alone."""
+    try:
+        return encoded(answer)
+    except Exception:  # also what an object raises whose text is asked for
+        return encoded(FunctionAnswer(answer.number, [_sendable(one) for one in answer.scores], answer.failure))
+
+
+def _sendable(outcome: dict[str, Any] | list[Any]) -> dict[str, Any] | list[Any]:
+    """A score's or a failure's form; where it cannot be encoded, the failure that says for which field."""
+    if isinstance(outcome, list):
+        return outcome
+    name = "info"
+    try:
+        for name, value in (*outcome["parts"].items(), *outcome["info"].items()):
+            msgspec.msgpack.encode({name: value}, enc_hook=_plain)
+    except Exception as error:
+        why = f"{type(error).__name__}: {shown(str(error), 300)}"
+        return ["wrong_type", f"it returned {shown(name)}, which cannot be sent: {why}", False]
+    return outcome
 
 
 def described(error: BaseException) -> str:
@@ -211,8 +235,8 @@ def read(stream: BinaryIO, kind: type[Any]) -> Any:
     return msgspec.msgpack.decode(stream.read(LENGTH.unpack(head)[0]), type=kind)
 
 
-def write(stream: BinaryIO, message: msgspec.Struct) -> None:
-    stream.write(encoded(message))
+def write(stream: BinaryIO, message: bytes) -> None:
+    stream.write(message)
     stream.flush()
 
 
