@@ -9,6 +9,7 @@ next deadline; nothing polls.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -35,6 +36,8 @@ from headrace.pool.operations.read import ReadStats
 from headrace.pool.operations.scored_consume import NackScoredBatch, TakeScoredBatch
 from headrace.pool.state import State
 from headrace.pool.views import MustLoad
+
+log = logging.getLogger("headrace.pool")
 
 #: Waits are cut to this: a lock cannot wait for centuries. Who wakes early looks, and waits on.
 LONGEST_WAIT_S = 86_400.0
@@ -310,7 +313,7 @@ class DataPool(JournaledState, BlockingPool):
 
     def _made_safe(self, loop: asyncio.AbstractEventLoop, serial: int) -> asyncio.Future[None] | None:
         """Done once the commit is as safe as promised, None where it is; a thread of the pool's own waits for the
-        disk."""
+        disk. Where no thread can be started, the event loop waits for it."""
         if self._journal is None or self._journal.durable(serial):
             return None
         if self._syncer is None:
@@ -318,8 +321,17 @@ class DataPool(JournaledState, BlockingPool):
         # A sync that has not begun is for all that is written by then: who comes meanwhile shares it.
         shared = self._next_sync
         if shared is None or shared.loop is not loop:
-            shared = self._next_sync = _Sync(loop)
-            shared.done = loop.run_in_executor(self._syncer, self._sync_written, shared)
+            shared = self._next_sync = _Sync(loop)  # before it is handed over: it may begin at once
+            try:
+                shared.done = loop.run_in_executor(self._syncer, self._sync_written, shared)
+            except BaseException as error:
+                if self._next_sync is shared:
+                    self._next_sync = None  # who comes next must not wait for what never began
+                if not isinstance(error, RuntimeError | MemoryError):
+                    raise
+                log.warning("no thread could be started to sync the journal (%r): the event loop waits for it", error)
+                self._journal.wait(serial)
+                return None
         return shared.done
 
     def _sync_written(self, sync: _Sync) -> None:

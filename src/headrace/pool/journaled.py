@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -116,6 +117,14 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def _taken(held: list[threading.Lock]) -> threading.Lock | None:
+    """What is held, taken out; None where another thread has taken it."""
+    try:
+        return held.pop()
+    except IndexError:
+        return None
 
 
 class JournaledState:
@@ -251,15 +260,30 @@ class JournaledState:
                 self._compact()
 
     def _compact_when_due(self) -> None:
-        """Starts a compaction where the journal has grown enough, and none is under way."""
+        """Starts a compaction where the journal has grown enough, and none is under way. Where no thread can be
+        started, a later call tries again."""
         journal = self._journal
         if journal is None or not (journal.bytes > self._check_at or journal.reserve.alarm):
             return
-        if self._compacting.acquire(blocking=False):
-            threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
+        if not self._compacting.acquire(blocking=False):
+            return
+        held = [self._compacting]  # who takes it out lets go of it: a start may fail though the thread is there
+        try:
+            work = partial(self._compact_if_worth, held)
+            threading.Thread(target=work, name="headrace-compact", daemon=True).start()
+        except BaseException as error:
+            if (compacting := _taken(held)) is not None:
+                compacting.release()
+            if not isinstance(error, RuntimeError | MemoryError):
+                raise
+            log.warning("the journal could not be compacted yet: no thread could be started (%r)", error)
 
-    def _compact_if_worth(self) -> None:
+    def _compact_if_worth(self, held: list[threading.Lock]) -> None:
+        """Compacts, in a thread of its own, unless the call that started it has let go of what it `held`."""
         assert self._journal is not None
+        compacting = _taken(held)
+        if compacting is None:
+            return
         try:
             live = live_bytes(self._state)
             with self._lock:
@@ -273,7 +297,7 @@ class JournaledState:
         except HeadraceError as error:
             log.warning("the journal could not be compacted: %s", error)
         finally:
-            self._compacting.release()
+            compacting.release()
 
     def _make_room(self, compactions: int) -> bool:
         """Compacts a journal that is full, where enough of it is dead; whether that was done, by this call or, since

@@ -119,6 +119,25 @@ async def test_calls_of_one_event_loop_share_the_sync_that_has_not_begun(tmp_pat
         assert sorted(uids(pool)) == [f"s{i}" for i in range(9)]
 
 
+async def test_where_no_thread_can_be_started_to_sync_calls_are_as_safe_and_later_ones_try_again(
+    tmp_path: Path, files: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with DataPool(tmp_path, files=files) as pool:
+        before = files.syncs
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            for n in range(2):
+                assert (await pool.aio.submit_step(one(f"s{n}"))).accepted == 1
+                assert files.syncs == before + n + 1
+        for n in range(2, 4):
+            assert (await pool.aio.submit_step(one(f"s{n}"))).accepted == 1
+    with DataPool(tmp_path) as pool:
+        assert uids(pool) == ["s0", "s1", "s2", "s3"]
+
+
 def test_a_call_is_not_answered_before_its_sync_and_what_it_did_is_not_shown_to_others(
     tmp_path: Path, files: Gate, threads: ThreadPoolExecutor
 ) -> None:

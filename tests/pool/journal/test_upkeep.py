@@ -73,6 +73,39 @@ def test_a_journal_that_is_mostly_dead_is_compacted_in_the_background(
         assert pool.stats()["ledger"]["consumed"] == i + 1
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["no thread", "no memory to wait for the thread"])
+def test_a_compaction_whose_thread_cannot_be_started_is_left_to_a_later_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, begun: bool
+) -> None:
+    monkeypatch.setattr("headrace.pool.journaled.COMPACT_FROM_BYTES", 0)
+    start, threads = threading.Thread.start, []
+
+    def fail(thread: threading.Thread) -> None:
+        threads.append(thread)
+        if begun:
+            start(thread)
+            raise MemoryError
+        raise RuntimeError("can't start new thread")
+
+    pool = opened(tmp_path)  # not closed where this fails: it would wait for the compaction
+    pool.submit_steps([one(f"s{i}") for i in range(20)])
+    pool.fetch_batch(20, timeout=0)
+    pool._check_at = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        assert pool.submit_step(one("a")).accepted == 1
+    if begun:
+        threads[0].join(120)  # whether it compacts or not, nobody compacts beside it
+    assert "no thread could be started" in caplog.text
+    assert not pool._compacting.locked()
+    pool._check_at = 0
+    assert pool.submit_step(one("b")).accepted == 1
+    pool.close()  # waits for it
+    assert pool._compactions
+    with opened(tmp_path) as pool:
+        assert uids(pool) == ["a", "b"]
+
+
 def test_what_was_forgotten_is_in_no_file(tmp_path: Path) -> None:
     secret = b"my name is"
     with opened(tmp_path, channels={"train": {"history_size": 5}}) as pool:
