@@ -357,7 +357,7 @@ class DataPool(JournaledState, BlockingPool):
     def _must_erase(self, operation: Operation[Any]) -> bool:
         """Whether a call may be answered only once nothing that was forgotten stands in the journal."""
         erases = isinstance(operation, ForgetTrajectory) and operation.erase
-        return erases and self._journal is not None and self._state.unerased
+        return erases and self._journal is not None and self._unerased
 
     def _upkeep(self, operation: Upkeep) -> None:
         if isinstance(operation, BackUpJournal):

@@ -140,6 +140,7 @@ class JournaledState:
         self._check_at = COMPACT_FROM_BYTES  # when to look whether the journal is worth rewriting
         self._compacting = threading.Lock()
         self._compactions = 0
+        self._erasing = False  # something forgotten stands in the journal until a snapshot that was begun is in place
         if journal is not None:
             state.scored.pieces.scratch = ScratchFiles(journal.directory, journal.files.write)
 
@@ -256,8 +257,14 @@ class JournaledState:
     def _erase(self) -> None:
         """Compacts, unless that was done meanwhile: of many that forget at once, one rewrites the journal for all."""
         with self._compacting:
-            if self._state.unerased:
+            if self._unerased:
                 self._compact()
+
+    @property
+    def _unerased(self) -> bool:
+        """Whether something that was forgotten may still stand in the journal's files."""
+        # In this order: a compaction sets the second, then unsets the first.
+        return self._state.unerased or self._erasing
 
     def _compact_when_due(self) -> None:
         """Starts a compaction where the journal has grown enough, and none is under way. Where no thread can be
@@ -347,21 +354,19 @@ class JournaledState:
                 # A segment that nothing was written to since the last try is as good as a new one.
                 number = journal.number if journal.empty else journal.rotate(spare=True)
                 first_serial = journal.serial
-                unerased, self._state.unerased = self._state.unerased, False
                 capture = Capture.begin(self._state, now)
+                if self._state.unerased:
+                    self._erasing = True
+                    self._state.unerased = False  # what is forgotten from now on is in the capture
             try:
-                try:
-                    taken = self._take_slices(capture, at_once=attempt > CAPTURES_IN_SLICES)
-                finally:
-                    with self._lock, _uncollected():
-                        capture.end()
-                if taken:
-                    journal.write_snapshot(number, first_serial, list(capture.records()))
-                    break
-            except BaseException:
-                self._state.unerased |= unerased
-                raise
-            self._state.unerased |= unerased
+                taken = self._take_slices(capture, at_once=attempt > CAPTURES_IN_SLICES)
+            finally:
+                with self._lock, _uncollected():
+                    capture.end()
+            if taken:
+                journal.write_snapshot(number, first_serial, list(capture.records()))
+                self._erasing = False
+                break
         self._compactions += 1
 
     def _take_slices(self, capture: Capture, *, at_once: bool) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,21 @@ from headrace.pool.journal.repair import backup, repair, verify
 
 def opened(folder: Path, **options: Any) -> DataPool:
     return DataPool(folder, durability="os", files=Unsynced(), **options)
+
+
+class Asked:
+    """A lock that tells how often it was asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.asked = 0
+
+    def __enter__(self) -> None:
+        self.asked += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------------
@@ -136,7 +153,7 @@ def test_what_need_not_be_erased_at_once_rewrites_nothing(tmp_path: Path) -> Non
             assert pool.forget(f"told {n}", erase=False)
             assert pool.describe()["journal_bytes"] - before < 1000
         assert pool._compactions == 0
-        assert not pool.forget("told 7")  # it is gone; what is left of it in the files goes now
+        assert pool.forget("told 7")  # it is gone; what is left of it in the files goes now
         assert pool._compactions == 1
         assert not any(secret in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
 
@@ -162,6 +179,39 @@ def test_many_that_forget_at_once_share_a_rewriting(tmp_path: Path) -> None:
         come.set()
         assert all(done.result(120) for done in (first, *others))
         assert pool._compactions == 2
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+def test_who_forgets_again_meanwhile_waits_until_the_bytes_are_gone(tmp_path: Path, fails: bool) -> None:
+    """Where the first one's rewriting fails, the second does it."""
+    secret = b"my name is"
+    begun, come = threading.Event(), threading.Event()
+
+    class Holding(Unsynced):
+        def rename(self, old: Path, new: Path) -> None:
+            if not begun.is_set():
+                begun.set()
+                assert come.wait(120)
+                if fails:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().rename(old, new)
+
+    def forget() -> bool:
+        """Whether nothing of it is in a file once it is forgotten."""
+        pool.forget("a")
+        return not any(secret in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+    with DataPool(tmp_path, durability="os", files=Holding()) as pool, ThreadPoolExecutor(2) as threads:
+        lock = pool._compacting = Asked()  # type: ignore[assignment]
+        pool.submit_step(one("a", metadata={"said": secret.decode()}))
+        first = threads.submit(pool.forget, "a")
+        assert begun.wait(120)
+        second = threads.submit(forget)
+        while lock.asked < 2 and not second.done():
+            time.sleep(0.001)
+        come.set()
+        assert second.result(120)
+        assert isinstance(first.exception(120), JournalError) == fails
 
 
 def test_forgetting_again_erases_what_a_failed_compaction_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ class _Forget(Change[bool], frozen=True):
 class ForgetTrajectory(_Forget, frozen=True, kw_only=True):
     """Removes a trajectory's content for good: from memory, and from the journal's files, which are rewritten for it.
     Without `erase` they are not: its bytes go when they are rewritten next, for whatever reason. False where the
-    trajectory is unknown."""
+    trajectory is unknown; one that was forgotten is known as that, and can be forgotten again."""
 
     name = "forget"
     any_channel = True
@@ -166,7 +166,8 @@ class ForgetTrajectory(_Forget, frozen=True, kw_only=True):
     def plan(self, state: State, now: float) -> Plan:
         names = [self.channel] if self.channel is not None else list(state.channels)
         found = [name for name in names if _holds(state.look(name), self.trajectory_uid)]
-        return Plan([f.Forgotten(name, now, self.trajectory_uid) for name in found], reply=bool(found))
+        known = bool(found) or any(self.trajectory_uid in state.look(name).tombstones for name in names)
+        return Plan([f.Forgotten(name, now, self.trajectory_uid) for name in found], reply=known)
 
 
 def _holds(channel: Channel, trajectory: str) -> bool:
