@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool, Step, connect
 from headrace.data.errors import FrameError, InvalidInput
-from headrace.pool.errors import PoolUnreachable, Unauthorized
+from headrace.net.blocking_client import BlockingHttpClient
+from headrace.pool.errors import JournalError, PoolUnreachable, Unauthorized
 from headrace.pool.http_transport import HttpTransport
-from headrace.pool.wire import decode_reply, encode_call
+from headrace.pool.remote import RemotePool
+from headrace.pool.wire import decode_reply, encode_call, encode_reply
 
 
 def step(i: int, **fields: Any) -> Step:
@@ -222,6 +225,96 @@ def test_an_answer_that_was_lost_is_given_again(monkeypatch: pytest.MonkeyPatch)
         ledger = pool.stats()["ledger"]
         assert (ledger["submitted"], ledger["consumed"], ledger["queued"]) == (5, 2, 3)
         assert lost == {"fetch": 0, "submit": 0, "ack": 0}
+
+
+class Upkeep:
+    """A pool's upkeep, which does nothing until `go`; `begun` tells that it was asked for."""
+
+    def __init__(self, pool: DataPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.times = 0
+        self._work = pool._upkeep
+        monkeypatch.setattr(pool, "_upkeep", self._held)
+
+    def _held(self, operation: Any) -> None:
+        self.times += 1
+        self.begun.set()
+        assert self.go.wait(120)
+        self._work(operation)
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "awaited"])
+@pytest.mark.parametrize("what", ["compact", "backup"])
+def test_what_rewrites_or_copies_files_may_take_longer_than_other_answers_and_is_done_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, awaited: bool
+) -> None:
+    monkeypatch.setattr("headrace.pool.remote.SLACK_S", 0.2)
+    with (
+        DataPool(tmp_path / "journal") as pool,
+        serving(pool, backups=tmp_path) as address,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        upkeep = Upkeep(pool, monkeypatch)
+        remote = connect(address)
+        arguments = ("copy",) if what == "backup" else ()
+
+        async def ask() -> None:
+            try:
+                await getattr(remote.aio, what)(*arguments)
+            finally:
+                await remote.aclose()
+
+        asked = threads.submit(asyncio.run, ask()) if awaited else threads.submit(getattr(remote, what), *arguments)
+        assert upkeep.begun.wait(120)
+        other = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PoolUnreachable, match=r"within 0\.2 s"):
+            connect(other, retry_s=0).stats()
+        upkeep.go.set()
+        asked.result(120)
+        assert upkeep.times == 1
+
+
+def test_only_a_forget_that_rewrites_the_journal_may_take_long() -> None:
+    class Noting:
+        address = "noted"
+
+        def call(self, op: str, body: bytes, timeout: float) -> bytes:
+            self.timeout = timeout
+            return encode_reply(True)
+
+    noting = Noting()
+    pool = RemotePool(noting)  # type: ignore[arg-type]
+    assert pool.forget("t")
+    assert noting.timeout > 3600
+    assert pool.forget("t", erase=False)
+    assert noting.timeout < 60
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["first call", "kept connection"])
+def test_a_backup_whose_answer_was_lost_is_not_asked_for_again_and_the_error_says_that_it_may_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    with DataPool(tmp_path / "journal") as pool, serving(pool, backups=tmp_path) as address:
+        pool.submit_step(step(0))
+        remote = connect(address)
+        if kept:
+            remote.stats()
+        exchange, sent = BlockingHttpClient._exchange, []
+
+        def lossy(self: BlockingHttpClient, *args: Any) -> Any:
+            sent.append(exchange(self, *args))
+            raise ConnectionResetError("the connection broke after the call was carried out")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockingHttpClient, "_exchange", lossy)
+            with pytest.raises(PoolUnreachable, match="the backup may be there"):
+                remote.backup("copy")
+        assert len(sent) == 1
+        with pytest.raises(JournalError, match="is not empty"):
+            remote.backup("copy")
+    with DataPool(tmp_path / "copy") as copy:
+        assert copy.stats()["ledger"]["submitted"] == 1
 
 
 def test_a_pool_that_is_killed_under_load_comes_back_with_all_it_acknowledged(tmp_path: Path) -> None:

@@ -40,10 +40,15 @@ class Operation(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fie
     name: ClassVar[str]
     #: Whether it may wait, for as long as its `timeout` says, for the channel to change.
     waits: ClassVar[bool] = False
-    #: Whether it may take long for other reasons: it rewrites or copies files.
-    takes_long: ClassVar[bool] = False
+    #: Why it is not sent again where its answer was lost, and what to do then; empty: it can be.
+    sent_once: ClassVar[str] = ""
     #: Whether its `channel` may be None: it finds what it needs in any, or means all.
     any_channel: ClassVar[bool] = False
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether it may take long for other reasons than a wait: it rewrites or copies files."""
+        return False
 
     def arguments(self) -> dict[str, Any]:
         """What is sent of it beside its name and its steps."""
@@ -129,7 +134,9 @@ class Read(Operation[Answer], frozen=True):
 class Upkeep(Operation[None], frozen=True):
     """Work on the journal's files, which the pool does outside of its lock."""
 
-    takes_long = True
+    @property
+    def takes_long(self) -> bool:
+        return True
 
 
 def _concerned(state: State) -> list[str]:

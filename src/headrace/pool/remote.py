@@ -1,8 +1,8 @@
 """A pool in another process: the same calls, sent as frames over a transport, with retries that never do a thing twice.
 
-Every call can be sent again after a lost answer. A step without an index is given a call id, a fetch a request id, so
-the pool recognises the second one; an acknowledged lease may be acknowledged again. A long wait is asked for in
-pieces, so that a dead connection is noticed.
+Every call but a backup can be sent again after a lost answer. A step without an index is given a call id, a fetch a
+request id, so the pool recognises the second one; an acknowledged lease may be acknowledged again. A long wait is asked
+for in pieces, so that a dead connection is noticed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from headrace.pool.wire import decode_reply, encode_call
 PIECE_S = 20.0
 #: Seconds that an answer may take beyond that.
 SLACK_S = 30.0
+#: Seconds that a call may take which rewrites or copies the journal's files: in this time a disk of 100 MB/s has copied
+#: a terabyte, and read the copy. To ask again while the first is carried out would only have it done twice.
+LONG_S = 6 * 3600.0
 #: Between tries at a pool that does not answer.
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -89,6 +92,8 @@ class RemotePool(BlockingPool):
 
     def execute(self, operation: Operation[Any], then: Callable[[Any], Any] | None = None) -> Any:
         call = _Call(operation, retry_s=self._retry_s, consumer=self._consumer)
+        if operation.sent_once:
+            self._transport.close()  # what fails on a connection that was kept may be sent again on a new one
         while not call.done:
             try:
                 call.answered(self._transport.call(operation.name, call.body(), call.timeout_s))
@@ -147,6 +152,8 @@ class _Call:
     @property
     def timeout_s(self) -> float:
         """How long the next answer may take."""
+        if self._operation.takes_long:
+            return LONG_S
         return SLACK_S + (PIECE_S if self._waits else 0.0)
 
     def body(self) -> bytes:
@@ -172,6 +179,10 @@ class _Call:
 
     def failed(self, error: Unreachable, address: str) -> float:
         """How long to wait before the next try; `PoolUnreachable` where there have been enough."""
+        if self._operation.sent_once:
+            raise PoolUnreachable(
+                f"no answer of the pool at {address}: {error}; {self._operation.sent_once}"
+            ) from error
         now = time.monotonic()
         if self._unreachable_since is None:
             self._unreachable_since = now

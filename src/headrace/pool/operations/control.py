@@ -159,9 +159,12 @@ class ForgetTrajectory(_Forget, frozen=True, kw_only=True):
 
     name = "forget"
     any_channel = True
-    takes_long = True
 
     erase: bool = True
+
+    @property
+    def takes_long(self) -> bool:
+        return self.erase
 
     def plan(self, state: State, now: float) -> Plan:
         names = [self.channel] if self.channel is not None else list(state.channels)
@@ -189,6 +192,10 @@ class BackUpJournal(Upkeep, frozen=True):
     """Copies the journal, as it is now, to a folder on the pool's machine."""
 
     name = "backup"
+    sent_once = (
+        "the backup may be there, or still be made: look into its folder with `headrace pool verify`, or name another "
+        "folder"
+    )
 
     to: str
 

@@ -23,6 +23,8 @@ TRAVEL_S, TRAVEL_MORE_S = 0.0002, 0.001
 DELAY_S = 3.0
 #: How often a call is lost, doubled, or broken off, where nothing is wrong in particular, and while it is.
 RARELY, OFTEN = 0.003, 0.4
+#: Seconds after which the network breaks a connection on which no answer came, however long the caller would wait.
+QUIET_S = 60.0
 #: Seconds after which a doubled call arrives again: mostly soon, sometimes when all that it was about is over.
 AGAIN_S, LATE_AGAIN_S, LATE = 0.05, 120.0, 0.3
 
@@ -67,7 +69,8 @@ class Network:
             loop.call_later(travel_s + self._chance.expovariate(1 / mean_s), self._arrive_again, body)
         if self._does(client, "reset"):
             loop.call_later(2 * self._chance.random() * travel_s, _break, arrived, "the connection was reset")
-        limit = loop.call_later(timeout, _break, arrived, f"no answer within {timeout:g} s")
+        quiet_s = min(timeout, QUIET_S)
+        limit = loop.call_later(quiet_s, _break, arrived, f"no answer within {quiet_s:g} s")
         try:
             return await arrived
         finally:
