@@ -56,6 +56,41 @@ def test_what_is_not_one_a_token_is_said_to_be_so(said: dict[str, Any]) -> None:
     assert next(iter(said)).partition("_")[0] in found.misfit
 
 
+@pytest.mark.parametrize("token", [2**32 - 1, -(2**31) - 1, 2**63, 10**20])
+def test_a_teachers_token_that_no_vocabulary_has_is_said_to_be_so_and_the_batch_goes_on(token: int) -> None:
+    said = {"distill_token_ids": [[[4], [5], [token]], [[1], [2]]], "distill_logprobs": [[[-0.5]] * 3, [[-0.5]] * 2]}
+    piece = read_group(msgspec.json.encode({**BODY, **said})).piece
+    with DataPool(channels={"train": {"n_rollouts": 2}}) as pool:
+        pool.submit_steps(to_steps(piece, "p"))
+        batch = pool.fetch_batch(1, timeout=0)
+    assert batch is not None
+    first, second = batch.sequences()
+    assert first.guidance is not None
+    assert "distill_token_ids" in first.guidance.misfit
+    assert second.guidance is not None
+    assert (second.guidance.misfit, second.guidance.teacher_ids is None) == ("", False)
+    assert decode(from_sequences([first, second]).piece)["scores"] == BODY["scores"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"advantages": 0.5},
+        {"advantages": [10**400] * 3},
+        {"ref_logprobs": {"a": 1, "b": 2, "c": 3}},
+        {"distill_token_ids": [1, 2, 3], "distill_logprobs": [-1.0, -1.0, -1.0]},
+        {"distill_token_ids": [[[1]], [[1]], [[1]]], "distill_logprobs": [[-1.0], [-1.0], [-1.0]]},
+        {"distill_token_ids": [[None], [1], [1]], "distill_logprobs": [[-1.0], [-1.0], [-1.0]]},
+        {"distill_token_ids": [[1], [1], [1]], "distill_logprobs": {"a": "x", "b": "y", "c": "z"}},
+    ],
+    ids=lambda said: str(said)[:40],
+)
+def test_what_is_no_number_a_token_is_said_to_be_so(said: dict[str, Any]) -> None:
+    found = guidance_of({**said, "scored_group": True}, 3)
+    assert found is not None
+    assert next(iter(said)) in found.misfit
+
+
 def test_a_group_may_be_set_to_zero_as_a_whole() -> None:
     found = guidance_of({"group_overrides": {"set_advantage_to_zero": True}, "scored_group": True}, 3)
     assert found is not None

@@ -18,6 +18,8 @@ from headrace.data.step import FloatArray, IntArray
 SCORED_GROUP = "scored_group"
 #: The override by which an environment takes a sequence out of the policy's gradient, though its score counts.
 ZERO_ADVANTAGE = "set_advantage_to_zero"
+#: The fields that say something of each token.
+TOKEN_FIELDS = ("advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
 #: What stands in a row of `teacher_ids` behind its last token.
 NO_TOKEN = -1
 
@@ -54,6 +56,9 @@ def guidance_of(metadata: Mapping[str, Any], tokens: int) -> Guidance | None:
         )
     except ValueError as error:
         return Guidance(misfit=str(error))
+    except (OverflowError, TypeError, LookupError) as error:  # a producer may have written anything into its metadata
+        given = ", ".join(name for name in TOKEN_FIELDS if metadata.get(name) is not None)
+        return Guidance(misfit=f"{given}: no rows of numbers that fit ({error})")
     said = (found.advantages, found.ref_log_probs, found.teacher_ids)
     return found if found.zero_advantage or any(one is not None for one in said) else None
 
