@@ -23,7 +23,7 @@ class FrameConnection(asyncio.Protocol):
         self._backup_to = backup_to
         self._reader = FrameReader()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gone: dict[int, asyncio.Event] = {}  # of calls that may have to wait
+        self._gone: dict[int, asyncio.Event] = {}  # of calls under way: set once their caller left
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -39,16 +39,20 @@ class FrameConnection(asyncio.Protocol):
                 if number in self._gone:
                     self._gone[number].set()
                 continue
-            task = asyncio.get_running_loop().create_task(self._answer(number, frame))
+            # Before the task runs: that its caller left may have come together with the call.
+            gone = self._gone[number] = asyncio.Event()
+            task = asyncio.get_running_loop().create_task(self._answer(number, frame, gone))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, number: int, frame: bytes) -> None:
-        def gone() -> Awaitable[object]:
-            return self._gone.setdefault(number, asyncio.Event()).wait()
+    async def _answer(self, number: int, frame: bytes, gone: asyncio.Event) -> None:
+        def left() -> Awaitable[object]:
+            if gone.is_set():
+                raise CallerGone
+            return gone.wait()
 
         try:
-            data, _ = await answer(self._pool, frame, gone, self._backup_to)
+            data, _ = await answer(self._pool, frame, left, self._backup_to)
         except CallerGone:
             return
         finally:

@@ -83,6 +83,9 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     async def call(self, body: bytes, timeout_s: float) -> bytes:
+        """The answer's frame. Raises `Unreachable`, also where the connection was lost before."""
+        if not self.usable:
+            raise Unreachable("the connection was closed")
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         answer: asyncio.Future[bytes] = loop.create_future()
         self._waiting[number] = answer

@@ -47,16 +47,18 @@ async def answer(
 ) -> tuple[bytes, HeadraceError | None]:
     """The answer's frame, and the error that it carries, if it carries one.
 
-    `gone` returns when the caller has hung up: a call that may have to wait then ends with `CallerGone`. `backup_to`
-    says where a backup goes for which the caller named a folder, or raises why it may not.
+    `gone` returns when the caller has hung up: a call that may have to wait then ends with `CallerGone`, which `gone`
+    raises itself where the caller had left before. `backup_to` says where a backup goes for which the caller named a
+    folder, or raises why it may not.
     """
     try:
         operation, pieces = from_wire(*decode_call(data))
         if isinstance(operation, BackUpJournal):
             operation = BackUpJournal(backup_to(operation.to))
-        reply = pool.execute_async(operation, encode_reply, pieces=pieces)
         may_wait = getattr(operation, "timeout", None)
-        return await (_unless(gone(), reply) if gone is not None and may_wait else reply), None
+        left = gone() if gone is not None and may_wait else None
+        reply = pool.execute_async(operation, encode_reply, pieces=pieces)
+        return await (reply if left is None else _unless(left, reply)), None
     except HeadraceError as error:
         return encode_error(error), error
     except CallerGone:

@@ -106,9 +106,9 @@ class _CountedConnection(FrameConnection):
         super().__init__(pool, backup_to)
         self._machine = machine
 
-    async def _answer(self, number: int, frame: bytes) -> None:
+    async def _answer(self, number: int, frame: bytes, gone: asyncio.Event) -> None:
         self._machine.served += 1
-        await super()._answer(number, frame)
+        await super()._answer(number, frame, gone)
 
     def end_calls(self) -> bool:
         """Has the calls that are being answered end; whether any is left."""
