@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from tests.atropos.groups import group
 from tests.pool.kit import events
 
 from headrace import DataPool
+from headrace.api.retry_keys import RetryKeys
+from headrace.data.scored import ScoredGroup, store
 
 
 def test_a_trainer_that_timed_out_gets_the_batch_again(pool: DataPool) -> None:
@@ -124,6 +127,25 @@ def test_a_group_sent_again_while_the_first_is_still_on_its_way_is_one_group(poo
         assert second.getresponse().status == 200
         second.close()
         assert api.queued() == 1
+
+
+async def test_posts_with_the_same_groups_in_another_order_wait_for_one_another_in_turn() -> None:
+    """An environment sends again what timed out, in other lists than before, while the first is on its way."""
+    a, b = (ScoredGroup(store(b"{}"), 1, 0, digest) for digest in "ab")
+    keys = RetryKeys(DataPool().aio)
+    under_way = await keys.take([b])
+    posts = [asyncio.create_task(keys.take(groups)) for groups in ([b, a], [a, b, b])]
+    await asyncio.sleep(0)  # both have come
+    keys.settle(under_way, False)
+    while posts:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        ready = [post for post in posts if post.done()]
+        assert ready, "each waits for what the other holds"
+        for post in ready:
+            posts.remove(post)
+            keys.settle(post.result(), False)
+    assert await keys.take([a, b, b]) == [(0, "a-0-0"), (0, "b-0-0"), (0, "b-1-0")], "in the order of the groups"
 
 
 def test_a_group_is_known_again_after_a_restart(tmp_path: Any) -> None:

@@ -19,6 +19,8 @@ log = logging.getLogger("headrace.api")
 
 #: An environment's id, and a key that it uses.
 Key = tuple[int | None, str]
+#: What equal groups of an environment have in common, as it is sorted: whether it has an id, its id, and the digest.
+_Name = tuple[bool, int, str]
 
 #: Seconds after which keys of answers that arrived are forgotten, all of them in one call to the pool.
 FORGET_AFTER_S = 0.05
@@ -35,18 +37,22 @@ class RetryKeys:
 
     async def take(self, groups: Sequence[ScoredGroup]) -> list[Key]:
         """A key for each group. It is that of an equal one whose answer did not arrive, where there is one; while that
-        is not known yet, it waits."""
-        found: list[Key] = []
-        seen: Counter[Key] = Counter()  # equal groups in one post are sent on purpose
+        is not known yet, it waits. Keys are taken in their own order, whatever that of the groups: two posts would
+        else wait for each other."""
+        seen: Counter[_Name] = Counter()  # equal groups in one post are sent on purpose
+        wanted: list[tuple[_Name, int]] = []
+        for group in groups:
+            name = (group.env_id is not None, group.env_id or 0, group.digest)
+            wanted.append((name, seen[name]))
+            seen[name] += 1
+        found: dict[int, Key] = {}
         try:
-            for group in groups:
-                name = (group.env_id, group.digest)
-                found.append(await self._free(*name, seen[name]))
-                seen[name] += 1
+            for at in sorted(range(len(groups)), key=wanted.__getitem__):
+                found[at] = await self._free(groups[at].env_id, groups[at].digest, wanted[at][1])
         except BaseException:
-            self.settle(found, False)
+            self.settle(list(found.values()), False)
             raise
-        return found
+        return [found[at] for at in range(len(groups))]
 
     async def _free(self, env: int | None, digest: str, copy: int) -> Key:
         """A key that no post is under way with; while an equal group's answer is not settled, waits for that."""
