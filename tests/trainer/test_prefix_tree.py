@@ -128,6 +128,10 @@ def test_a_pass_has_at_most_so_many_tokens_or_one_sequence(rows: list[list[int]]
         assert len(part) == 1 or len(shared_row(chosen, SharingRule(fork, tokens)).ids) <= tokens
 
 
+def test_a_rank_that_no_sequence_was_dealt_to_has_no_passes() -> None:
+    assert list(passes([], 25)) == []
+
+
 def test_what_begins_alike_is_in_one_pass() -> None:
     rows = arrays([[at % 3] * 20 + [at] for at in range(9)])
     parts = list(passes(rows, 25))

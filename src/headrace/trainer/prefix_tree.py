@@ -135,7 +135,9 @@ def tree_order(sequences: Sequence[Ids]) -> tuple[list[int], list[int]]:
 
 def passes(sequences: Sequence[Ids], tokens: int) -> Iterator[list[int]]:
     """The sequences of each forward pass over rows of at most `tokens` tokens or one sequence: those that begin alike
-    together, and else those of similar lengths."""
+    together, and else those of similar lengths. Of no sequences there is none."""
+    if not sequences:  # there are fewer of them than ranks
+        return
     order, common = tree_order(sequences)
     begins = [place for place in range(len(order)) if not common[place]]
     trees = [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(order)], strict=True)]
