@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,19 @@ def feed(pool: DataPool, tmp_path: Path) -> Iterator[BatchFeed]:
 
 
 @contextmanager
-def fed_by(pool: Any, tmp_path: Path) -> Iterator[BatchFeed]:
-    """A feed of a run in this folder."""
-    given = {"model": tmp_path, "run": tmp_path, "pool": {"batch_size": 1, "prefetch": False}}
+def fed_by(pool: Any, tmp_path: Path, repeats: Iterable[str] = (), batch_size: int = 1) -> Iterator[BatchFeed]:
+    """A feed of a run in this folder, whose last checkpoint has these repeats."""
+    given = {"model": tmp_path, "run": tmp_path, "pool": {"batch_size": batch_size, "prefetch": False}}
     stop = StopSignal()
     patient = RetryingPool(pool, Outage("the pool", print), stop, 300.0)
     config = TrainerConfig.model_validate(given)
     registration = RunRegistration(patient, config, lambda: 0)
-    found = BatchFeed(patient, config, LeaseFile(tmp_path), stop=stop, watcher=RunWatcher(), registration=registration)
+    found = BatchFeed(
+        *(patient, config, LeaseFile(tmp_path), repeats),
+        stop=stop,
+        watcher=RunWatcher(),
+        registration=registration,
+    )
     yield found
     stop.set("the test")
     found.close()
@@ -96,6 +101,39 @@ def test_what_came_again_is_consumed_once_a_checkpoint_holds_it(feed: BatchFeed,
     assert pool.stats("train")["ledger"]["consumed"] == 0  # a crash now must be able to learn from all of it
     feed.ack({first.lease_id: first.trajectories, second.lease_id: second.trajectories})
     assert pool.stats("train")["ledger"]["consumed"] == len(first.trajectories) + len(second.trajectories)
+
+
+def lose(feed: BatchFeed, pool: DataPool) -> list[str]:
+    """The trajectories of a batch that is learned from and whose lease runs out before it is acknowledged."""
+    batch = feed.next()
+    assert batch is not None
+    pool.nack(batch.lease_id)
+    feed.ack({batch.lease_id: batch.trajectories})
+    return batch.trajectories
+
+
+def test_what_comes_again_is_remembered_until_it_is_acknowledged(pool: DataPool, tmp_path: Path) -> None:
+    with fed_by(pool, tmp_path) as killed:
+        lost = lose(killed, pool)
+        assert killed.next() is not None  # before which what was lost came again
+        in_checkpoint = set(killed.repeats)
+    with fed_by(pool, tmp_path, in_checkpoint) as resumed:
+        resumed.recover({})
+        batch = resumed.next()
+        assert batch is not None
+        assert set(batch.trajectories).isdisjoint(lost)
+        assert resumed.repeats == set(lost)
+        resumed.ack({batch.lease_id: batch.trajectories})
+        assert resumed.repeats == set()
+
+
+def test_a_lost_batch_leaves_what_it_passed_over_to_come_again(pool: DataPool, tmp_path: Path) -> None:
+    with fed_by(pool, tmp_path) as before:
+        lost = lose(before, pool)
+    with fed_by(pool, tmp_path, lost, batch_size=2) as feed:
+        fresh = lose(feed, pool)  # beside which stands what was lost
+        assert set(fresh).isdisjoint(lost)
+        assert feed.repeats == {*lost, *fresh}
 
 
 def test_a_batch_that_is_given_back_may_come_again(feed: BatchFeed, pool: DataPool) -> None:

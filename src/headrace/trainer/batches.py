@@ -168,6 +168,8 @@ class BatchFeed:
         self._taken: dict[str, list[str]] = {}
         #: Leases on nothing but what was taken before: they end when a checkpoint holds it.
         self._repeat_leases: list[str] = []
+        #: What was passed over since it had been learned from, by lease: it is a repeat until that is acknowledged.
+        self._passed_over: dict[str, set[str]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._worker = TaskThread("headrace-feed")
@@ -194,14 +196,20 @@ class BatchFeed:
     def ack(self, leases: Mapping[str, list[str]]) -> None:
         """Acknowledges batches that are in a checkpoint. Where a lease was lost, its trajectories are remembered and
         skipped when they come again."""
-        again, self._repeat_leases = self._repeat_leases, []
+        with self._lock:
+            again, self._repeat_leases = self._repeat_leases, []
         lost: list[str] = []
         for lease, trajectories in {**leases, **{lease: [] for lease in again}}.items():
             try:
                 self._pool.call("ack", lease, channel=self._channel)
             except LeaseLost as error:
                 lost.append(str(error))
-                self.repeats.update(trajectories)
+                with self._lock:  # what it passed over stays among them
+                    self.repeats.update(trajectories)
+                    self._passed_over.pop(lease, None)
+            else:
+                with self._lock:
+                    self.repeats -= self._passed_over.pop(lease, set())
             self._taken.pop(lease, None)
             self._record_lease(lease, held=False)
         if lost:
@@ -255,9 +263,10 @@ class BatchFeed:
                         return None
                 starved = (asked, self._handed_out_at(batch))
             began = time.monotonic()
-            groups = [group for group in batch.groups if not self._was_learned_from(group)]
+            groups = self._not_learned_from(batch)
             if not groups:
-                self._repeat_leases.append(str(batch.lease_id))
+                with self._lock:
+                    self._repeat_leases.append(str(batch.lease_id))
                 continue
             trajectories = [trajectory for group in groups for trajectory in group.trajectories]
             self._taken[str(batch.lease_id)] = [trajectory.uid for trajectory in trajectories]
@@ -327,6 +336,20 @@ class BatchFeed:
             "request_id": request,
         }
 
+    def _not_learned_from(self, batch: Batch) -> list[Group]:
+        """The groups of a batch that were not learned from before; notes the others as passed over."""
+        groups: list[Group] = []
+        passed_over: set[str] = set()
+        for group in batch.groups:
+            if self._was_learned_from(group):
+                passed_over.update(trajectory.uid for trajectory in group.trajectories)
+            else:
+                groups.append(group)
+        if passed_over:
+            with self._lock:
+                self._passed_over[str(batch.lease_id)] = passed_over
+        return groups
+
     def _was_learned_from(self, group: Group) -> bool:
         """Whether a group was learned from before; replays of the channel's history do not count."""
         uids = {trajectory.uid for trajectory in group.trajectories}
@@ -334,9 +357,8 @@ class BatchFeed:
             return False
         if any(not uids.isdisjoint(taken) for taken in list(self._taken.values())):
             return True
-        found = uids & self.repeats
-        self.repeats -= found
-        return bool(found)
+        with self._lock:
+            return not uids.isdisjoint(self.repeats)
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -359,6 +381,8 @@ class BatchFeed:
             log.warning("a batch could not be given back: its lease runs out, or --resume gives it back")
             return
         self._taken.pop(lease, None)
+        with self._lock:
+            self._passed_over.pop(lease, None)
         self._record_lease(lease, held=False)
 
     def _extend_leases(self) -> None:
