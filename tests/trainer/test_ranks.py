@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer import ranked
-from tests.trainer.kit import pool_of
+from tests.trainer.kit import pool_of, sequence
 
 from headrace.data.errors import InvalidInput
 from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.learner import Learner
+from headrace.trainer.memory import MemoryLimits
 from headrace.trainer.ranks import Ranks, deal, joined, sequence_cost
+from headrace.trainer.shared_learner import Follower, SharedLearner
 
 pytestmark = pytest.mark.system
 
@@ -148,6 +150,25 @@ def test_four_ranks_compute_what_one_does(config: Config, tmp_path: Path) -> Non
 
 def test_two_ranks_compute_what_one_does_and_each_goes_on_where_the_other_ended(config: Config, tmp_path: Path) -> None:
     check_runs(2, config, tmp_path, ["grpo", "everything"])
+
+
+def fitted(config: TrainerConfig) -> tuple[int, int, int]:
+    """What a rank on a GPU of its own fits into memory, of which rank 0 has most: the tokens of the longest pass,
+    beyond how many its layers are recomputed, and into how many passes it cuts a batch."""
+    ranks = joined()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.trainer.learner.available_bytes", lambda device: (4 - ranks.rank) << 20)
+        patch.setattr(MemoryLimits, "pass_tokens", lambda limits, wanted, device: min(wanted, limits.longest))
+        learner = SharedLearner(config, "cpu", ranks) if ranks.rank == 0 else Follower(config, "cpu", ranks)._learner
+    beyond = learner.policy.decoder.recompute_beyond
+    assert beyond is not None
+    batch = [sequence(((2, 40),), uid=f"t{at}", seed=at, vocabulary=300) for at in range(100)]
+    return learner.limits.longest, beyond, len(list(learner._passes(batch)))
+
+
+def test_ranks_with_unequal_memory_cut_a_batch_into_the_passes_that_fit_all(config: Config, tmp_path: Path) -> None:
+    most, least = ranked.results(2, tmp_path / "ranks", fitted, config("fitted", optimizer={"tokens": 10**6}))
+    assert most == least
 
 
 def test_shares_are_balanced_by_cost_and_complete() -> None:

@@ -83,9 +83,14 @@ class Learner:
             self.critic = sharded.critic(config.model, **sharding)
             self.critic_optimizer = self._optimizer(self.critic, list(self.critic.parameters()), config.critic.lr)
         self._loss = loss_of(config.algorithm)
-        self._pass_tokens = self.limits.pass_tokens(config.optimizer.tokens, device)
-        sharing = SharingRule.on(device, self._pass_tokens) if config.optimizer.share_prefixes else None
-        self._pack = PackedBackend(sharing=sharing)
+        self._fit(self.limits)
+
+    def agree_on_limits(self) -> None:
+        """Takes the least of all ranks' limits, so that all cut a batch into the same passes and refuse the same
+        sequences. All ranks call it at the same point, before they learn. Raises `RankLost`."""
+        least = min(self.ranks.exchange(self.limits), key=lambda limits: limits.available)
+        if least != self.limits:
+            self._fit(least)
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
         """Learns from a batch; returns the step's metrics. `step` counts from 0 and decides the shuffle and the
@@ -336,6 +341,17 @@ class Learner:
         use = replace(use, shards=self.ranks.count)
         return MemoryLimits.of(shape, use, available_bytes(self.device))
 
+    def _fit(self, limits: MemoryLimits) -> None:
+        """Has passes be no longer, and layers recomputed, as these limits say."""
+        self.limits = limits
+        beyond = {"none": None, "layers": 0, "auto": limits.without_recompute}[self.config.memory.recompute]
+        self.policy.decoder.recompute_beyond = beyond
+        if self.critic is not None:
+            self.critic.decoder.recompute_beyond = beyond
+        self._pass_tokens = limits.pass_tokens(self._optimizer_config.tokens, self.device)
+        sharing = SharingRule.on(self.device, self._pass_tokens) if self._optimizer_config.share_prefixes else None
+        self._pack = PackedBackend(sharing=sharing)
+
     @property
     def _narrows(self) -> bool:
         """Whether models' weights are rounded to the dtype of the computation. Sharded ones are when they are
@@ -349,8 +365,6 @@ class Learner:
         if self.ranks.alone and compiles(self.config, self.device, model.decoder.parameter_count):
             model.decoder.compile()
             self.limits = self._limits()  # a compiled layer keeps less
-        beyond = {"none": None, "layers": 0, "auto": self.limits.without_recompute}
-        model.decoder.recompute_beyond = beyond[memory.recompute]
         rule = {"lr": lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
         if exact or memory.offload == "optimizer":
             return MasterAdamW(parameters, exact=exact, offload=memory.offload == "optimizer", **rule)

@@ -35,6 +35,7 @@ class SharedLearner(Learner):
 
     def __init__(self, config: TrainerConfig, device: str, ranks: Ranks) -> None:
         ranks.together(lambda: super(SharedLearner, self).__init__(config, ranks.placed(device), ranks))
+        self.agree_on_limits()
         ranks.settled = True
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
@@ -78,6 +79,7 @@ class Follower:
         self._checkpoints = Checkpoints(config.run, config.model, config.checkpoint.keep)
         self._ranks = ranks
         self._learner = ranks.together(lambda: Learner(config, ranks.placed(device), ranks))
+        self._learner.agree_on_limits()
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> None:
         self._learner.learn(sequences, step, version)
