@@ -62,7 +62,7 @@ def chart(
     window: int = WINDOW,
 ) -> list[ChartMark]:
     """The marks of a curve: every step's reward as a dot, the mean of `window` steps as a line, a `goal` as a dashed
-    one, and scores on held-out data as (step, reward)."""
+    one, and scores on held-out data as (step, reward). Without rewards there are no dots, and no line."""
     steps = max([len(rewards), 2, *(step for step, _ in held_out)])
     low, high = bounds([*rewards, *(reward for _, reward in held_out)])
 
@@ -85,7 +85,8 @@ def chart(
         marks.append(ChartText(LEFT + 8, y(goal) + 18, f"learned: {goal}", GREEN))
     marks += [ChartDot(x(step), y(reward), "#a9c9e4") for step, reward in enumerate(rewards, 1)]
     curve = tuple((x(step), y(reward)) for step, reward in enumerate(averaged(rewards, window), 1))
-    marks.append(ChartLine(curve, BLUE, 2.5))
+    if curve:
+        marks.append(ChartLine(curve, BLUE, 2.5))
     if held_out:
         marks.append(ChartLine(tuple((x(step), y(reward)) for step, reward in held_out), GREEN, 1.5))
         marks += [ChartDot(x(step), y(reward), GREEN, 5.0) for step, reward in held_out]

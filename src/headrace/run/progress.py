@@ -84,3 +84,8 @@ def bounds(values: Sequence[float]) -> tuple[float, float]:
 def rounded(value: float | None) -> float | None:
     """Four digits, as results are told."""
     return None if value is None else round(value, 4)
+
+
+def reward_text(reward: float | None) -> str:
+    """A reward in a sentence; where there is none, a dash."""
+    return "-" if reward is None else f"{reward:.3f}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.dashboard.about import About, AboutSection, AboutTable, Cell, write_about
 from headrace.run.chart import ChartMark, chart, write_png
-from headrace.run.progress import METRICS, RunProgress
+from headrace.run.progress import METRICS, RunProgress, reward_text
 from headrace.run.results import EvaluationResult
 from headrace.run.services import EVALUATIONS, JOURNAL, LOGS, TRAINER, TRAINER_FILE, headrace
 
@@ -58,7 +58,7 @@ def write_report(
     """Writes the page and the picture of a run; `file` is the text of its run.yaml. Returns the page's path."""
     held_out = [(one.step, one.mean) for one in evaluations if one.mean is not None]
     marks = chart(progress.rewards, "reward by training step, and the mean of 10", held_out=held_out)
-    start, end = (f"{v:.3f}" if v is not None else "-" for v in (verdict["reward_start"], verdict["reward_end"]))
+    start, end = (reward_text(verdict[name]) for name in ("reward_start", "reward_end"))
     about = About(
         title,
         f"{verdict['steps']} steps in {verdict['seconds']:.0f} s: the reward went from {start} to {end}.",

@@ -24,7 +24,7 @@ from headrace.run import folder
 from headrace.run.config import RunConfig
 from headrace.run.evaluate import Evaluations
 from headrace.run.plan import plan
-from headrace.run.progress import RunProgress, rounded
+from headrace.run.progress import RunProgress, reward_text, rounded
 from headrace.run.report import write_report
 from headrace.run.results import EvaluationResult, read_results
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
@@ -163,12 +163,12 @@ def execute(file: Path, config: RunConfig, run: Path, *, resume: bool = False, c
 
 def _closing(verdict: dict[str, Any], page: Path, run: Path, *, learned: bool) -> list[str]:
     """Lines that tell the result and where to read about it."""
-    start, end = verdict["reward_start"], verdict["reward_end"]
+    start, end = (reward_text(verdict[name]) for name in ("reward_start", "reward_end"))
     if not learned:
         first = f"Nothing was learned in {verdict['steps']} steps; why is in {_shown(run / LOGS / 'trainer.log')}"
     else:
         took = f"{verdict['steps']} steps in {verdict['seconds']:.0f} s"
-        first = f"{took}: reward {start:.3f} at the start, {end:.3f} at the end"
+        first = f"{took}: reward {start} at the start, {end} at the end"
     return [
         first,
         f"Report:      {_shown(page)}",
