@@ -1,8 +1,8 @@
 """Child processes of a command: started in order, watched together, and always ended.
 
 Each is a command of Headrace, another module or any program, with a log file and a process group of its own, so that
-Ctrl-C reaches the parent alone, which then ends its children in reverse order; where the parent itself is killed, the
-kernel ends them (on Linux).
+Ctrl-C reaches the parent alone, which then ends its children in reverse order, each with whatever it has started and
+left behind in its group; where the parent itself is killed, the kernel ends them (on Linux).
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ __all__ = [
 READY_S = 900.0
 #: Seconds that a process may take to end once it is told to.
 END_S = 20.0
+#: Seconds that what a process has started may take to end by itself once that has: Python's tracker of shared memory
+#: frees it then, which takes milliseconds.
+LEFT_BEHIND_S = 1.0
 #: Lines of a log that are shown when its process has died.
 TAIL = 12
 POLL_S = 0.02
@@ -135,17 +138,35 @@ class Child:
         raise ChildDied(f"{self.name} {ending_words(code)}", "\n".join(self.said().splitlines()[-TAIL:]))
 
     def end(self) -> None:
-        """Sends SIGTERM, and SIGKILL after `END_S`; `cpu_s` then has its CPU time."""
-        if self.code() is not None:
+        """Sends SIGTERM, and SIGKILL after `END_S`; `cpu_s` then has its CPU time. Whatever else is in its group is
+        killed, also where it had ended before."""
+        if self.code() is None:
+            before = _cpu_of_children()
+            self.process.terminate()
+            try:
+                self.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.cpu_s += _cpu_of_children() - before
+        self._end_left_behind()
+
+    def kill(self) -> None:
+        """Sends SIGKILL to it and to its group, where it has not ended; `end` must follow."""
+        if self.process.returncode is None:
+            _signal_group(self.process.pid, signal.SIGKILL)
+
+    def _end_left_behind(self) -> None:
+        """Kills what is left of its group `LEFT_BEHIND_S` after it has ended. Its number stays the group's for as long
+        as there is anyone in it; where a process has the number, it is another's by now, and this group is empty."""
+        give_up = time.monotonic() + LEFT_BEHIND_S
+        if _is_there(self.process.pid):
             return
-        before = _cpu_of_children()
-        self.process.terminate()
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.cpu_s += _cpu_of_children() - before
+        while _signal_group(self.process.pid, 0):
+            if time.monotonic() > give_up:
+                _signal_group(self.process.pid, signal.SIGKILL)
+                return
+            time.sleep(POLL_S)
 
 
 class Processes:
@@ -198,12 +219,32 @@ class Processes:
                 self.end(self.children[-1])
             except KeyboardInterrupt:  # a second Ctrl-C: the others are not waited for
                 for child in self.children:
-                    child.process.kill()
+                    child.kill()
 
 
 def _cpu_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def _is_there(pid: int) -> bool:
+    """Whether there is a process of this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
+def _signal_group(pid: int, number: int) -> bool:
+    """Sends a signal to a process group, 0 to look whether it is there; returns whether anyone got it."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 @contextmanager

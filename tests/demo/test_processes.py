@@ -13,9 +13,12 @@ import pytest
 
 from headrace.processes import Child, ChildDied, Processes
 
-#: A module that says that it is ready and then waits; with `deaf`, SIGTERM does not end it.
+#: A module that says that it is ready and then waits; with `deaf`, SIGTERM does not end it; with `starts`, it starts
+#: another process, which nothing ends.
 PROGRAM = """
-import signal, sys, time
+import signal, subprocess, sys, time
+if "starts" in sys.argv:
+    print("started", subprocess.Popen(["sleep", "600"]).pid, flush=True)
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "busy" in sys.argv:
@@ -64,6 +67,36 @@ def test_who_does_not_listen_is_killed(program: str, tmp_path: Path, monkeypatch
         child = processes.start("engine", program, "deaf")
         child.ready("engine")
     assert child.process.returncode == -signal.SIGKILL
+
+
+def interrupted_again(processes: Processes, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves processes by Ctrl-C, and has another come while this child, which does not listen, is waited for."""
+
+    def wait(timeout: float) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child.process, "wait", wait)
+    processes.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has descriptors of processes")
+@pytest.mark.parametrize("how", ["told", "fails", "killed", "deaf"])
+def test_what_a_child_started_and_left_behind_is_ended_too(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    with Processes(tmp_path) as processes:
+        child = processes.start("engine", program, "starts", how)
+        child.ready("engine")
+        watched = os.pidfd_open(int(child.said().split()[1]))
+        if how == "fails":
+            child.process.wait()
+        elif how == "killed":
+            child.process.kill()
+        elif how == "deaf":
+            interrupted_again(processes, child, monkeypatch)
+    assert select.select([watched], [], [], 60)[0] == [watched]
+    os.close(watched)
 
 
 def test_one_that_died_is_named_with_the_end_of_its_log(program: str, tmp_path: Path) -> None:
