@@ -92,6 +92,24 @@ def test_one_that_was_killed_begins_again_and_takes_others_with_it(
     assert starts(tmp_path, "engine") == ["", ""]
 
 
+@pytest.mark.parametrize(("for_good", "begun"), [(False, ["done", "done --resume"]), (True, ["done"])])
+def test_one_that_has_ended_begins_again_with_a_server_unless_it_was_ended_for_good(
+    service: Callable[..., Service], tmp_path: Path, for_good: bool, begun: list[str]
+) -> None:
+    trainer = service("trainer", "done", again=("--resume",), ends=True)
+    with Processes(tmp_path) as processes:
+        stack = Stack([service("engine", takes_with=("trainer",)), trainer], processes, lambda name, words: None)
+        look_until(stack, lambda: stack.has_ended("trainer") and stack.is_ready("engine"))
+        if for_good:
+            stack.end("trainer")
+        (engine,) = processes.children
+        engine.process.kill()
+        look_until(stack, lambda: stack.restarts["engine"] == 1)
+        look_until(stack, lambda: stack.has_ended("trainer") and stack.is_ready("engine"))
+    assert starts(tmp_path, "trainer") == begun
+    assert stack.restarts["trainer"] == len(begun) - 1
+
+
 def test_one_that_fails_before_it_was_ready_ends_the_run(service: Callable[..., Service], tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         stack = Stack([service("gateway", "fails")], processes, lambda name, words: None)

@@ -81,6 +81,8 @@ class _Running:
     state: Literal["waiting", "started", "listening", "ready", "ended"] = "waiting"
     not_before: float = 0.0
     begun_at: float | None = None
+    #: Whether it was ended for good, and not by itself.
+    dismissed: bool = False
 
 
 class Stack:
@@ -144,11 +146,11 @@ class Stack:
         self._parts[name].not_before = 0.0
 
     def end(self, name: str) -> None:
-        """Ends a service for good."""
+        """Ends a service for good: it does not begin again with another either."""
         part = self._parts[name]
         if part.child is not None and part.child in self._processes.children:
             self._processes.end(part.child)
-        part.child, part.state = None, "ended"
+        part.child, part.state, part.dismissed = None, "ended", True
 
     def _begin(self, part: _Running) -> None:
         met = all(self._reached(name, state) for name, state in part.service.after.items())
@@ -212,13 +214,15 @@ class Stack:
             self._end_for(name, service)
 
     def _end_for(self, name: str, cause: Service) -> None:
-        """Ends a service that must begin again since another has died, and lets it wait until that one is back."""
+        """Ends a service that must begin again since another has died, and lets it wait until that one is back. One
+        that had ended by itself begins again too: the other needs what it does."""
         part = self._parts[name]
-        if part.state == "ended":
+        if part.dismissed:
             return
-        if part.child is not None:
-            self._processes.end(part.child)
-            part.child = None
+        if part.child is not None or part.state == "ended":
+            if part.child is not None:
+                self._processes.end(part.child)
+                part.child = None
             self._tell(name, f"begins again with {cause.name}")
             self.restarts[name] += 1
         part.state = "waiting"
