@@ -88,6 +88,7 @@ def all_failures(model: Path, other: Path, folder: Path) -> list[str]:
         fail(lambda: with_config(other_rate)),
         fail(lambda: joined().agreed(unreadable)),
         fail(lambda: with_config(config_of(model, folder / "c", device="cuda:1"))),
+        fail(lambda: with_config(config_of(model, folder / "c", device="nonsense"))),
     ]
     with_config(config_of(model, folder / "d", steps=1))
     found.append(fail(lambda: with_config(config_of(model, folder / "d"))))
@@ -99,10 +100,11 @@ def test_a_mistake_is_said_once_by_rank_0_with_what_to_do(model: Path, tmp_path:
     other = tmp_path / "other"
     tiny.build(other, 0, hidden_size=64, intermediate_size=48, num_attention_heads=2, num_key_value_heads=2)
     first, second = ranked.results(2, tmp_path / "ranks", all_failures, model, other, tmp_path)
-    disagree, unread, gpu, held, foreign = first
+    disagree, unread, gpu, nonsense, held, foreign = first
     assert "disagree on optimizer.lr: it is 1e-05 on rank 0 and 0.0001 on rank 1" in disagree
     assert unread == "rank 1: there is no file train.yaml"
     assert "device cuda:1 is one GPU, and there are 2 ranks" in gpu
+    assert "device is 'nonsense'; it is auto, cpu, cuda" in nonsense
     assert "holds a run already; go on with --resume" in held
     assert "is a checkpoint of another model than" in foreign
     assert set(second) == {"silent, 1"}

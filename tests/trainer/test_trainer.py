@@ -165,6 +165,11 @@ def test_a_crash_loses_no_batch_and_repeats_none(
     assert survived <= 8
 
 
+def test_a_device_that_is_not_there_is_refused(config: Config) -> None:
+    with pytest.raises(InvalidInput, match=r"device is 'cuda:99'.*set one of auto, cpu"):
+        Trainer(config(device="cuda:99"), pool=pool_of(GROUPS))
+
+
 def test_what_was_learned_from_and_is_handed_out_again_is_passed_over(
     config: Config, monkeypatch: pytest.MonkeyPatch, learned: list[str]
 ) -> None:

@@ -64,9 +64,8 @@ class TrainCommand(CommandModel):
                 self._train(config, ranks)
             else:
                 from headrace.trainer.shared_learner import follow
-                from headrace.trainer.trainer import device_of
 
-                follow(config, device_of(config.device), ranks)
+                follow(config, config.device, ranks)
 
     def _load(self) -> TrainerConfig:
         from headrace.trainer.config import load

@@ -1,6 +1,7 @@
 """The engine: a small rollout server that answers as vLLM does, for the laptop and the tests.
 
     tiny        a model and its tokenizer, built on the spot
+    device      where it is computed, by the name that is given
     weights     named tensors: from a checkpoint, again from one, or out of shared memory
     model       one forward pass of a Llama-like transformer over rows of the cache
     cache       keys and values: of running sequences, and of beginnings that sequences share

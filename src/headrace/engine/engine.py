@@ -14,6 +14,7 @@ import torch
 
 from headrace.data.errors import InvalidInput
 from headrace.engine import tiny
+from headrace.engine.device import device_of
 from headrace.engine.http import no_such_model
 from headrace.engine.model import EngineModel
 from headrace.engine.requests import ChatRequest, TokenizeRequest, check_prompt
@@ -65,7 +66,7 @@ class Engine:
         self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else model_folder(settings.model)
         if not (self.folder / "config.json").exists():
             raise InvalidInput(f"model is {settings.model!r}; {self.folder} is no checkpoint: it has no config.json")
-        device = torch.device(_device(settings.device))
+        device = torch.device(device_of(settings.device))
         model = EngineModel(self.folder, dtype=_dtype(settings.dtype, self.folder, device), device=device)
         self.name = settings.served_model_name or settings.model
         self.vocabulary, self.size = model.vocabulary, model.size
@@ -159,12 +160,6 @@ class Engine:
 
 def _ignore(sequence: EngineSequence) -> None:
     pass
-
-
-def _device(asked: str) -> str:
-    if asked != "auto":
-        return asked
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _dtype(asked: str, folder: Path, device: torch.device) -> torch.dtype:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import yaml
 
+from headrace.engine.device import device_of
 from headrace.pool.errors import NotFound, PoolUnreachable
 from headrace.trainer.batches import unreachable_reason
 from headrace.trainer.checkpoint import Checkpoints
@@ -38,7 +39,6 @@ from headrace.trainer.skipped import filter_metrics, skipped_phrases
 from headrace.trainer.stopping import Outage, StopSignal
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.teacher import Teacher
-from headrace.trainer.trainer import device_of
 
 log = logging.getLogger(__name__)
 

@@ -76,14 +76,20 @@ class Ranks:
         return self.count == 1 and self.mesh is None
 
     def placed(self, device: str) -> str:
-        """This rank's device, where all are told `device`; makes the mesh over all of theirs. Of several GPUs on a
-        machine each rank has its own. Raises `InvalidInput` where one GPU is named and there are several ranks."""
+        """This rank's device, where all are told `device` (`auto` too); makes the mesh over all of theirs. Of several
+        GPUs on a machine each rank has its own. Raises `InvalidInput` where there is no such device, or one GPU is
+        named and there are several ranks."""
+        from headrace.engine.device import device_of
+
         if self.alone:
-            return device
+            return device_of(device)
         from torch.distributed.device_mesh import init_device_mesh
 
-        if device not in ("cpu", "cuda"):
+        if device.startswith("cuda:"):
             raise InvalidInput(f"device {device} is one GPU, and there are {self.count} ranks; name cuda or auto")
+        device = device_of(device)
+        if device not in ("cpu", "cuda"):
+            raise InvalidInput(f"device is {device}, and there are {self.count} ranks; name cpu, cuda or auto")
         self.mesh = init_device_mesh(device, (self.count,))
         return device if device == "cpu" else f"cuda:{self.local}"
 

@@ -209,13 +209,13 @@ def work(given: dict[str, Any]) -> None:
     error of the run is its end, and goes to the relay."""
     from headrace.trainer.ranks import joined
     from headrace.trainer.shared_learner import follow
-    from headrace.trainer.trainer import Trainer, device_of
+    from headrace.trainer.trainer import Trainer
 
     config, relay = TrainerConfig.model_validate(given["config"]), given["relay"]
     with joined() as ranks:
         if ranks.rank:
             try:
-                follow(config, device_of(config.device), ranks)
+                follow(config, config.device, ranks)
             except SystemExit:  # rank 0 has said why
                 return
             return

@@ -26,8 +26,8 @@ from headrace.trainer.ranks import Ranks
 
 
 def learner_of(config: TrainerConfig, device: str, ranks: Ranks) -> Learner:
-    """Rank 0's learner; with others, one that they follow."""
-    return Learner(config, device) if ranks.alone else SharedLearner(config, device, ranks)
+    """Rank 0's learner; with others, one that they follow. Raises `InvalidInput` where there is no such device."""
+    return Learner(config, ranks.placed(device)) if ranks.alone else SharedLearner(config, device, ranks)
 
 
 class SharedLearner(Learner):

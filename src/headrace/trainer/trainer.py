@@ -91,7 +91,7 @@ class Trainer:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        self.learner = learner_of(config, device_of(config.device), ranks)
+        self.learner = learner_of(config, config.device, ranks)
         if self.learner.policy.adapter is not None:
             self.checkpoints.adapter = self.learner.policy.adapter.config
         self.progress = Progress(began=time.time())
@@ -413,11 +413,6 @@ def train(
     with on_signals(trainer.stop, watcher.ending_at_once):
         trainer.run()
     return trainer.outcome
-
-
-def device_of(name: str) -> str:
-    """The device's name; for `auto`, `cuda` where there is a GPU and else `cpu`."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def _first_probe(vocabulary: int) -> list[int]:
