@@ -144,6 +144,22 @@ def broken_text(form: CallForm) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from([*marks, *halves, *rest]), max_size=12).map("".join)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("name as key", '<|tools_prefix|>[{"f": "x", "g": {"s": "'),
+        ("tags", '<tool_call>{"name": "f", "arguments": {}, "name": "g"}</tool_call>'),
+        ("list", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "123456789", "id": "987654321"}]'),
+    ],
+)
+def test_what_a_call_was_said_to_be_it_is_though_the_text_says_another_thing_later(name: str, text: str) -> None:
+    form = FORMS[name]
+    whole = read(form, [text])
+    assert whole[0].tool_calls
+    for at in range(len(text)):
+        assert read(form, [text[:at], text[at:]]) == whole
+
+
 @pytest.mark.parametrize("name", FORMS)
 @examples(25)
 @given(st.data())

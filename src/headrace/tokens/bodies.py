@@ -140,7 +140,7 @@ class JsonObjectReader(BodyReader):
         inner = self._levels == (2 if form.within else 1)
         if not form.name and inner:
             self.failed = bool(self.name) or not key
-            self.name, self._kind = key, "arguments"
+            self.name, self._kind = self.name or key, "arguments"  # a name may have been told by now
         elif inner and key == form.name:
             self._kind = "name"
         elif inner and key in (form.arguments, "arguments", "parameters"):
@@ -161,11 +161,11 @@ class JsonObjectReader(BodyReader):
         elif self._kind == "name":
             value = json.loads(written)
             self.failed = not isinstance(value, str) or not value or bool(self.name)
-            self.name = value if isinstance(value, str) else ""
+            self.name = self.name or (value if isinstance(value, str) else "")
             self._hand_out("")
         elif self._kind == "id":
             value = json.loads(written)
-            self.id = value if isinstance(value, str) else ""
+            self.id = self.id or (value if isinstance(value, str) else "")
             self._hand_out("")
 
     def _end_object(self) -> None:
