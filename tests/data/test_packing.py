@@ -106,6 +106,7 @@ def test_unpacked_arrays_are_views_that_cannot_be_written() -> None:
         ({"n_response": 3}, "bytes of ids"),
         ({"n_prompt": 5, "n_response": -1}, "negative"),
         ({"keep": -1}, "negative"),
+        ({"keep": 1}, "builds on 1 tokens of no step"),
         ({"has_log_probs": True}, "log-probs"),
     ],
 )

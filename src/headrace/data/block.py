@@ -350,6 +350,8 @@ def read_block(header: BlockHeader, body: memoryview) -> Block:
     for head in header.heads:
         if head.n_prompt < 0 or head.n_response < 0 or head.keep < 0:
             raise FrameError("a step's head holds a negative length")
+        if head.base < 0 and head.keep:
+            raise FrameError(f"a step's head builds on {head.keep} tokens of no step")
         ids_len += (head.n_prompt + head.n_response) * TOKEN_BYTES
         if head.has_log_probs:
             lp_len += head.n_response * TOKEN_BYTES

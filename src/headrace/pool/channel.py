@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from heapq import heappop
 
 from headrace.data.block import Record
+from headrace.data.step import check_uid
 from headrace.pool.config import ChannelConfig
 from headrace.pool.dropping import Dropping, uncount
 from headrace.pool.groups import OPEN, GroupState, Lease, TrajectoryState
@@ -294,6 +295,7 @@ class Channel(Dropping):
     # -- trajectories --------------------------------------------------------------------------------------------------
 
     def _join(self, uid: str, group: GroupState) -> TrajectoryState:
+        check_uid(uid, "trajectory_uid")  # calls' were checked before; a journal may say anything
         trajectory = TrajectoryState(uid, group)
         self.trajectories[uid] = group.trajectories[uid] = trajectory
         self.known_in.add(uid, self)

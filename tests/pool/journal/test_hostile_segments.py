@@ -83,6 +83,20 @@ def test_a_commit_that_says_anything_else_opens_or_is_refused(
     opens_or_refuses(folder)
 
 
+def test_a_commit_about_a_trajectory_without_a_uid_is_refused(made: Path, tmp_path: Path) -> None:
+    folder = copied(made, tmp_path / "journal")
+    path = segment(folder)
+    whole = path.read_bytes()
+    start, _ = frames(path)[-1]
+    found = frame.decode(whole, start)
+    header = msgspec.msgpack.encode([[{"type": "open", "channel": "train", "at": 1.0, "prompt": "p", "group": 99}]])
+    path.write_bytes(whole[:start] + b"".join(frame.encode(found.kind, header, serial=found.serial)))
+    before = content(folder)
+    with pytest.raises(JournalError, match="trajectory_uid must be a string"):
+        DataPool(folder)
+    assert content(folder) == before
+
+
 @examples(25)
 @given(data=st.data())
 def test_a_damaged_segment_opens_or_is_refused(
