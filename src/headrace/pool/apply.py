@@ -155,6 +155,8 @@ def _handed_out(state: State, channel: Channel, fact: f.HandedOut, block: Block 
         trajectory = channel.trajectories.get(uid)
         if trajectory is not None and trajectory.group in lease.groups:
             channel.drop_trajectory(trajectory, "surplus")
+    if fact.surplus:  # behind a hole nothing else may have been left of a group, which ended with it
+        lease.groups = [group for group in lease.groups if channel.groups.get(group.seq) is group]
     if fact.lease:
         channel.count_lease(fact.lease)
     for group in lease.replayed:

@@ -289,6 +289,11 @@ class ChannelIndex:
             reply = self.replies.pop(request)
             self.gone += (*reply.groups, *reply.replayed, *(trajectory.group for trajectory, _ in reply.steps))
 
+    def end_restoring(self) -> None:
+        """Lets go of what a snapshot brought of used groups and nothing in it refers to."""
+        self.gone += self.restoring.values()
+        self.restoring.clear()
+
     def let_go(self) -> None:
         """Breaks every cycle: the channel's end."""
         for group in (*self.groups.values(), *self.history.values(), *self.gone):
@@ -306,10 +311,12 @@ class ChannelIndex:
         if not self.gone:
             return
         answers = (*self.replies.values(), *self.leases.values())
-        held = {group.seq for answer in answers for group in (*answer.groups, *answer.replayed)}
-        held.update(trajectory.group.seq for answer in answers for trajectory, _ in answer.steps)
+        held = {id(group) for answer in answers for group in (*answer.groups, *answer.replayed)}
+        held.update(id(trajectory.group) for answer in answers for trajectory, _ in answer.steps)
         for group in self.gone:
-            if group.seq not in held and group.seq not in self.history and group.seq not in self.groups:
+            # By identity: a group that ends in the middle of a submit leaves its number to what follows of it there.
+            here = group is self.groups.get(group.seq) or group is self.history.get(group.seq)
+            if not here and id(group) not in held:
                 if self.before_change is not None:
                     self.before_change(self, group)
                 for trajectory in group.trajectories.values():

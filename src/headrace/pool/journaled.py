@@ -177,6 +177,8 @@ class JournaledState:
             log.warning("journal %s: %s", journal.directory, journal.torn)
             self._settle_one(f.Cut("", now, journal.torn))
         for name, channel in self._state.channels.items():
+            channel.end_restoring()  # where a hole swallowed the snapshot's end
+            channel.sweep()
             queued, leased = count_steps(channel)
             if (queued, leased) != (channel.ledger.queued, channel.ledger.leased):
                 log.warning(

@@ -13,7 +13,7 @@ from heapq import heappush
 from headrace.data.block import Block, Record
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.groups import OPEN, FailedTrajectory, GroupState, Lease, Tombstone, TrajectoryState
+from headrace.pool.groups import OPEN, FailedTrajectory, GroupState, Lease, Tombstone, TrajectoryState, is_quarantined
 from headrace.pool.state import State
 
 
@@ -71,7 +71,7 @@ def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Bl
         lease = Lease(id, deadline, request)
         lease.groups = [channel.groups[seq] for seq in groups if seq in channel.groups]
         lease.groups += [channel.restoring[seq] for seq in groups if seq in channel.restoring]
-        lease.steps = [(trajectories[uid], index) for uid, index in steps if uid in trajectories]
+        lease.steps = [(trajectories[uid], index) for uid, index in steps if _is_whole(trajectories.get(uid), index)]
         lease.replayed = [channel.restoring[seq] for seq in replayed if seq in channel.restoring]
         _restore_lease(channel, lease)
         leases.append(lease)
@@ -80,8 +80,13 @@ def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Bl
     for seq in fact.history:
         if seq in channel.restoring:
             channel.history[seq] = channel.restoring[seq]
-    channel.gone += channel.restoring.values()  # what nothing above refers to is let go of
-    channel.restoring.clear()
+    channel.end_restoring()
+
+
+def _is_whole(trajectory: TrajectoryState | None, index: int) -> bool:
+    """Whether a step is there with all that it needs: behind a hole it may not be, or be quarantined for want of it."""
+    record = trajectory.tree.records.get(index) if trajectory is not None else None
+    return record is not None and not is_quarantined(record)
 
 
 def _restore_step(channel: Channel, trajectory: TrajectoryState, record: Record) -> None:
