@@ -9,6 +9,7 @@ import pytest
 
 from headrace.data.guidance import guidance_of
 from headrace.data.scored import decode, from_sequences, read_group, to_steps
+from headrace.data.sequence import Sequence
 from headrace.pool.embedded import DataPool
 
 SAID: dict[str, Any] = {
@@ -21,13 +22,18 @@ SAID: dict[str, Any] = {
 BODY = {"tokens": [[1, 2, 3], [1, 2]], "masks": [[-100, 2, 3], [-100, 2]], "scores": [0.0, 1.0]}
 
 
-def test_it_is_on_the_sequences_and_goes_back_as_it_came() -> None:
-    piece = read_group(msgspec.json.encode({**BODY, **SAID})).piece
+def trained_on(said: dict[str, Any]) -> list[Sequence]:
+    """A group's sequences as a trainer gets them from a pool, where its environment said this of it."""
+    piece = read_group(msgspec.json.encode({**BODY, **said})).piece
     with DataPool(channels={"train": {"n_rollouts": 2}}) as pool:
         pool.submit_steps(to_steps(piece, "p"))
         batch = pool.fetch_batch(1, timeout=0)
     assert batch is not None
-    first, second = batch.sequences()
+    return batch.sequences()
+
+
+def test_it_is_on_the_sequences_and_goes_back_as_it_came() -> None:
+    first, second = trained_on(SAID)
     assert first.guidance is not None
     assert first.guidance.advantages is not None
     assert first.guidance.advantages.tolist() == [0.0, 0.25, -0.5]
@@ -59,12 +65,7 @@ def test_what_is_not_one_a_token_is_said_to_be_so(said: dict[str, Any]) -> None:
 @pytest.mark.parametrize("token", [2**32 - 1, -(2**31) - 1, 2**63, 10**20])
 def test_a_teachers_token_that_no_vocabulary_has_is_said_to_be_so_and_the_batch_goes_on(token: int) -> None:
     said = {"distill_token_ids": [[[4], [5], [token]], [[1], [2]]], "distill_logprobs": [[[-0.5]] * 3, [[-0.5]] * 2]}
-    piece = read_group(msgspec.json.encode({**BODY, **said})).piece
-    with DataPool(channels={"train": {"n_rollouts": 2}}) as pool:
-        pool.submit_steps(to_steps(piece, "p"))
-        batch = pool.fetch_batch(1, timeout=0)
-    assert batch is not None
-    first, second = batch.sequences()
+    first, second = trained_on(said)
     assert first.guidance is not None
     assert "distill_token_ids" in first.guidance.misfit
     assert second.guidance is not None
