@@ -78,6 +78,7 @@ def test_a_teachers_token_that_no_vocabulary_has_is_said_to_be_so_and_the_batch_
     [
         {"advantages": 0.5},
         {"advantages": [10**400] * 3},
+        {"advantages": [[1.0], [1.0], [1.0]]},
         {"ref_logprobs": {"a": 1, "b": 2, "c": 3}},
         {"distill_token_ids": [1, 2, 3], "distill_logprobs": [-1.0, -1.0, -1.0]},
         {"distill_token_ids": [[[1]], [[1]], [[1]]], "distill_logprobs": [[-1.0], [-1.0], [-1.0]]},
@@ -90,6 +91,26 @@ def test_what_is_no_number_a_token_is_said_to_be_so(said: dict[str, Any]) -> Non
     found = guidance_of({**said, "scored_group": True}, 3)
     assert found is not None
     assert next(iter(said)) in found.misfit
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, float("nan"), float("inf"), None])
+@pytest.mark.parametrize("name", ["advantages", "ref_logprobs", "distill_logprobs"])
+def test_what_is_not_finite_in_float32_is_said_with_its_token(name: str, value: float | None) -> None:
+    given: list[Any] = [0.0, value, 0.5]
+    said = {name: given, "scored_group": True}
+    if name == "distill_logprobs":
+        said |= {name: [[each] for each in given], "distill_token_ids": [[1]] * 3}
+    found = guidance_of(said, 3)
+    assert found is not None
+    assert found.misfit == f"{name} is {value!r} at token 1; it must be a finite number in float32"
+
+
+def test_a_score_that_only_a_double_holds_takes_its_own_sequence_and_no_other() -> None:
+    first, second = trained_on({"advantages": [[0.0, 1e39, 0.5], [0.0, 1.5]]})
+    assert first.guidance is not None
+    assert "advantages is 1e+39 at token 1" in first.guidance.misfit
+    assert second.guidance is not None
+    assert second.guidance.misfit == ""
 
 
 def test_a_group_may_be_set_to_zero_as_a_whole() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.data.errors import shown
 from headrace.data.step import FloatArray, IntArray
 
 #: Marks the metadata of a step that was made of a scored group.
@@ -86,13 +87,25 @@ def _is_zero(overrides: Any) -> bool:
 
 
 def _row(metadata: Mapping[str, Any], name: str, tokens: int) -> FloatArray | None:
-    """A number for each token; None where there are none. `ValueError` where there are more or fewer."""
+    """A number for each token; None where there are none. `ValueError` where there are more or fewer, or one is not
+    finite."""
     given = metadata.get(name)
     if given is None or len(given) == 0:
         return None
     if len(given) != tokens:
         raise ValueError(f"{name} has {len(given)} entries for {tokens} tokens")
-    return np.asarray(given, np.float32)
+    with np.errstate(over="ignore"):
+        row = np.asarray(given, np.float32)
+    if row.shape != (tokens,):
+        raise ValueError(f"{name} must be one number for each token, and has lists in it")
+    for at in np.flatnonzero(~np.isfinite(row))[:1]:
+        raise _not_finite(name, given[at], at)
+    return row
+
+
+def _not_finite(name: str, value: Any, at: int) -> ValueError:
+    """The error for a value that would make a gradient NaN or infinite, and with it lose a whole update."""
+    return ValueError(f"{name} is {shown(value)} at token {at}; it must be a finite number in float32")
 
 
 def _teacher(metadata: Mapping[str, Any], tokens: int) -> tuple[IntArray, FloatArray] | tuple[None, None]:
@@ -113,5 +126,8 @@ def _teacher(metadata: Mapping[str, Any], tokens: int) -> tuple[IntArray, FloatA
     for at in range(tokens):
         first = {token: place for place, token in reversed(list(enumerate(ids[at])))}  # a candidate counts once
         for place in sorted(first.values()):
-            found[at, place], probs[at, place] = ids[at][place], log_probs[at][place]
+            with np.errstate(over="ignore"):
+                found[at, place], probs[at, place] = ids[at][place], log_probs[at][place]
+            if found[at, place] != NO_TOKEN and not np.isfinite(probs[at, place]):
+                raise _not_finite("distill_logprobs", log_probs[at][place], at)
     return found, probs

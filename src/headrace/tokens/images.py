@@ -20,6 +20,9 @@ from headrace.data.errors import InvalidInput, shown
 
 #: Files that are taken, by Pillow's name.
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
+#: Pillow's name for a JPEG with more pictures behind its first, as many phones write them. Readers of JPEGs see the
+#: first; so do rollout servers, which read with Pillow.
+JPEG_OF_SEVERAL = "MPO"
 MAX_IMAGE_BYTES = 20 * 2**20
 #: A small file may unfold into gigabytes.
 MAX_IMAGE_PIXELS = 2**25
@@ -80,7 +83,7 @@ def read_file(data: bytes, at: str) -> Image:
     """The image in a file, whose head says its type; raises `InvalidInput` for what is too large or no image."""
     with _opened(data, at) as found:
         width, height = found.size
-        kind = FORMATS[found.format]
+        kind = FORMATS["JPEG" if found.format == JPEG_OF_SEVERAL else found.format]
     if len(data) > MAX_IMAGE_BYTES:
         raise InvalidInput(f"{at} is an image of {len(data)} bytes; at most {MAX_IMAGE_BYTES} are taken")
     if width * height > MAX_IMAGE_PIXELS:

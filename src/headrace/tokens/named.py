@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.files import expanded
 from headrace.tokens.forms import Grammar
 from headrace.tokens.messages import Message, ToolCall
 from headrace.tokens.parse import NewId, Parsed
@@ -30,7 +30,7 @@ def with_template(vocabulary: Vocabulary, asked: str | None) -> Vocabulary:
     named: Mapping[str, str] = own if isinstance(own, Mapping) else {DEFAULT: own} if own else {}
     if asked in named:
         return _changed(vocabulary, named[asked])
-    file = Path(asked).expanduser()
+    file = expanded(asked)
     try:
         text = file.read_text()
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor
 from headrace.engine import tiny
 from headrace.tokens import Conversation, History, load_renderer, plan_prompt
 from headrace.tokens.families import FamilyRenderer
-from headrace.tokens.images import read_file
+from headrace.tokens.images import check_pixels, read_file
 from headrace.tokens.messages import Message, join_parts
 from headrace.tokens.vision import fold_images
 
@@ -49,6 +49,15 @@ def test_prompts_are_those_of_the_library(sighted: Path, family: str) -> None:
     short = fold_images(plan.ids, plan.images)
     assert not isinstance(renderer.vision, str)
     assert np.array_equal(renderer.vision.unfolded(short, [placed.image for placed in plan.images]), plan.ids)
+
+
+def test_a_jpeg_of_several_pictures_is_a_jpeg_of_its_first() -> None:
+    file = io.BytesIO()
+    first, second = Pillow.new("RGB", (64, 32)), Pillow.new("RGB", (640, 320))
+    first.save(file, "MPO", save_all=True, append_images=[second])
+    found = read_file(file.getvalue(), "it")
+    assert (found.type, found.width, found.height, found.data) == ("image/jpeg", 64, 32, file.getvalue())
+    check_pixels(found, "it")
 
 
 def test_texts_that_follow_each_other_are_paragraphs_and_an_image_stands_between() -> None:
