@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from headrace.data.errors import InvalidInput
-from headrace.files import checked, read
+from headrace.files import checked, expanded, read
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -78,3 +78,9 @@ class Outer(BaseModel):
 def test_what_a_model_does_not_take_is_said_by_its_name(values: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         checked(Outer, values, "a.yaml")
+
+
+def test_a_home_folder_that_is_not_known_is_said() -> None:
+    assert expanded("~/m") == Path.home() / "m"
+    with pytest.raises(InvalidInput, match=r"'~nouser/m' names a home folder that is not known here"):
+        expanded("~nouser/m")

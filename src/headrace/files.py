@@ -19,16 +19,20 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.keys import UnusableKey, usable_key
 
 Model = TypeVar("Model", bound=BaseModel)
+Record = TypeVar("Record", bound=msgspec.Struct)
 FieldPath = tuple[int | str, ...]
+#: A model's field that holds a key, or nothing.
+Key = Annotated[str | None, AfterValidator(usable_key)]
 
 MERGE = "tag:yaml.org,2002:merge"
 #: What a name on the hub can be: `name` or `owner/name`. Anything else is a path.
@@ -85,10 +89,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with the home folder that its `~` or `~user` means. Raises `InvalidInput` where that has none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InvalidInput(f"{shown(str(path))} names a home folder that is not known here; write it out") from error
+
+
 def local_model_folder(model: str | Path) -> Path | None:
     """The folder of a model on this machine; None where `model` is no path but could be a name on Hugging Face's hub.
     Raises `InvalidInput` where it is neither."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     if path.is_dir():
         return path.resolve()
     if path.exists():
@@ -142,6 +154,15 @@ def put_on_path(folder: Path) -> None:
         sys.path.insert(0, str(folder.resolve()))
 
 
+def check_place(path: Path) -> None:
+    """Raises `InvalidInput` where no file can be written to a path, for want of its folder or as it is one: asked
+    before the work whose result goes there."""
+    if not path.parent.is_dir():
+        raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InvalidInput(f"{path} cannot be written: it is a folder; name a file")
+
+
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Replaces a file's content, so that readers see the old or the new one, never a part, also where this process is
     killed. `durable`: returns once it is on disk, and would outlive the machine's end too, which takes two fsyncs. One
@@ -154,11 +175,25 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
             os.fsync(file.fileno())
     os.replace(draft, path)
     if durable:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns once the names in a folder would outlive the machine's end."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def read_json(path: Path, kind: type[Record]) -> Record:
+    """What a program has written into a file with `write_whole`: JSON of this type. Raises `InvalidInput` where it is
+    something else, and `FileNotFoundError`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
 
 
 class WrittenFormat(msgspec.Struct):
@@ -206,7 +241,9 @@ def explained(error: ValidationError, model: type[BaseModel], named: Callable[[F
         if line["type"] == "extra_forbidden":
             found.append(f"{named(path)} is not known{nearest(str(path[-1]), _fields(model, path[:-1]))}")
             continue
-        given = f", not {shown(line['input'])}" if isinstance(line["input"], str | int | float) else ""
+        secret = isinstance(line.get("ctx", {}).get("error"), UnusableKey)
+        tells = isinstance(line["input"], str | int | float) and not secret
+        given = f", not {shown(line['input'])}" if tells else ""
         where = named(path)
         found.append(f"{where}: {words}{given}" if where else words)
     return found

@@ -24,6 +24,7 @@ import pytest
 
 import headrace.net
 from headrace.data.errors import InvalidInput
+from headrace.data.keys import UnusableKey
 from headrace.net.async_client import AsyncHttpClient
 from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import BadAddress, HttpAnswer, NoAnswer
@@ -196,6 +197,20 @@ def test_json_and_a_key_go_out_and_json_comes_back(server: EchoServer, ask: Ask)
     assert said["headers"]["authorization"] == "Bearer secret"
     assert said["headers"]["content-type"] == "application/json"
     assert answer.headers.get("Content-TYPE", "").startswith("application/json")
+
+
+@both
+def test_a_key_goes_out_without_the_end_of_its_line(server: EchoServer, ask: Ask) -> None:
+    (answer,) = ask(server.address, "GET", "/", options={"key": "secret\n"})
+    assert answer.json()["headers"]["authorization"] == "Bearer secret"
+
+
+@both
+@pytest.mark.parametrize("key", ["сек-рет", "sec\nret"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(ask: Ask, key: str) -> None:
+    with pytest.raises(UnusableKey, match=r"^the key for http://127.0.0.1:9: a key is printable ASCII") as found:
+        ask("http://127.0.0.1:9", "GET", "/", options={"key": key})
+    assert "ret" not in str(found.value)
 
 
 @both

@@ -7,6 +7,7 @@ many as requests at once, which callers bound. Cancelling a request closes its c
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from headrace.data.keys import usable_key
 from headrace.net.http_answer import JSON_TYPE, MAX_ANSWER_BYTES, BadAddress, HttpAnswer, NoAnswer
+from headrace.net.vanished import notice_vanished_peer
 
 #: vLLM and uvicorn close a connection that was idle for 5 s; closed on this side first, none is used while it closes.
 KEEP_ALIVE_S = 4.0
@@ -48,7 +51,7 @@ class AsyncHttpClient:
     `total_s` bounds a request from its beginning to its answer's last byte, `connect_s` the connecting, `idle_s` each
     wait for bytes. `key` is sent as a bearer token, `headers` with every request. `max_bytes` None reads answers of any
     size. `verbatim` is for answers that are passed on: nothing is unpacked, no cookie kept, no redirect followed, and
-    nothing said that the caller did not say.
+    nothing said that the caller did not say. Raises `UnusableKey`.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class AsyncHttpClient:
     ) -> None:
         self.address = address.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=idle_s)
+        key = usable_key(key, name=f"the key for {self.address}" if address else "the key")
         self._headers = {**(headers or {}), **({"authorization": f"Bearer {key}"} if key else {})}
         self._socket_path = socket_path
         self._keep_alive_s = keep_alive_s
@@ -182,7 +186,9 @@ class AsyncHttpClient:
         if self._socket_path is not None:
             connector = aiohttp.UnixConnector(self._socket_path, limit=0, keepalive_timeout=self._keep_alive_s)
         else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keep_alive_s)
+            connector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=self._keep_alive_s, socket_factory=_noticing_socket
+            )
         if not self._verbatim:
             return aiohttp.ClientSession(connector=connector, headers=self._headers)
         return aiohttp.ClientSession(
@@ -192,3 +198,11 @@ class AsyncHttpClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=AIOHTTP_HEADERS,
         )
+
+
+def _noticing_socket(address: Any) -> socket.socket:
+    """What aiohttp connects to an address as `getaddrinfo` tells it."""
+    family, kind, protocol = address[:3]
+    made = socket.socket(family, kind, protocol)
+    notice_vanished_peer(made)
+    return made

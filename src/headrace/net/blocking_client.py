@@ -15,7 +15,9 @@ from typing import Any
 
 import orjson
 
+from headrace.data.keys import usable_key
 from headrace.net.http_answer import JSON_TYPE, MAX_ANSWER_BYTES, HttpAnswer, NoAnswer, split_address
+from headrace.net.vanished import notice_vanished_peer
 
 #: Bytes that are read at a time of an answer that does not tell its length.
 READ_BYTES = 1 << 20
@@ -24,7 +26,8 @@ READ_BYTES = 1 << 20
 class BlockingHttpClient:
     """Requests to one server, by paths below its address, over a unix socket where `socket_path` names one.
 
-    `timeout_s` bounds connecting and each wait for bytes. `key` is sent as a bearer token. Raises `BadAddress`.
+    `timeout_s` bounds connecting and each wait for bytes; a server whose machine is gone is noticed before that, in a
+    minute and a half. `key` is sent as a bearer token. Raises `BadAddress`, and `UnusableKey`.
 
     With `keep_alive`, each thread keeps its connection for its next request, and a request that fails on a kept
     connection, which the server may have closed meanwhile, is made once more on a new one: it is for requests that may
@@ -46,6 +49,7 @@ class BlockingHttpClient:
         self.address = address.rstrip("/")
         self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        key = usable_key(key, name=f"the key for {self.address}")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout_s = timeout_s
         self._socket_path = socket_path
@@ -74,14 +78,13 @@ class BlockingHttpClient:
             if kept is not None:
                 try:
                     return self._exchange(kept, method, path, body, sent)
-                except TimeoutError:  # the server is there and late: a new connection would only wait as long again
-                    raise
-                except (OSError, http.client.HTTPException):
-                    pass
+                except (OSError, http.client.HTTPException) as error:
+                    if _is_late(error):  # the server is there: a new connection would only wait as long again
+                        raise
             return self._exchange(self._new(timeout_s), method, path, body, sent)
-        except TimeoutError as error:
-            raise NoAnswer.late(self.address, path, timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
+            if _is_late(error):
+                raise NoAnswer.late(self.address, path, timeout_s) from error
             why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise NoAnswer.unreachable(self.address, path, why) from error
 
@@ -95,6 +98,10 @@ class BlockingHttpClient:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, sent: dict[str, str]
     ) -> HttpAnswer:
         try:
+            if connection.sock is None:
+                connection.connect()
+                assert connection.sock is not None
+                notice_vanished_peer(connection.sock)
             connection.request(method, self._prefix + path, body, sent)
             response = connection.getresponse()
             answer = HttpAnswer(response.status, response.headers, self._read(response, path))
@@ -136,6 +143,11 @@ class BlockingHttpClient:
         if self._tls is not None:
             return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
+
+def _is_late(error: Exception) -> bool:
+    """Whether the time for a wait was over. The same class, with a number, tells that the kernel gave a peer up."""
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -194,7 +194,7 @@ def presented_key(request: Request) -> bytes:
     bearer = request.headers.get("authorization", "")
     if bearer[:7].lower() == "bearer ":
         return bearer[7:].strip().encode()
-    return request.headers.get("x-api-key", "").encode()
+    return request.headers.get("x-api-key", "").strip().encode()
 
 
 def header(request: Request, name: bytes) -> str | None:
