@@ -22,17 +22,25 @@ def prompts(pool: DataPool) -> list[str]:
     return [row["prompt_uid"] for row in pool.list_groups()["items"]]
 
 
-def test_announcements_without_a_step_go_before_what_was_sampled() -> None:
+def test_announcements_without_a_step_displace_half_of_what_was_sampled_at_most() -> None:
     with full() as pool:
-        pool.submit_steps([*group("a"), *group("b")])
+        pool.submit_steps([*group("a"), *group("b"), *group("c"), *group("d")])
         for n in range(10):
             pool.open(f"t{n}", f"empty{n}")
-        assert prompts(pool) == ["a", "b", "empty8", "empty9"]
-        pool.submit_steps(group("c"))
-        pool.submit_steps(group("d"))
-        assert prompts(pool) == ["a", "b", "c", "d"]
+        assert prompts(pool) == ["c", "d", "empty8", "empty9"]
         pool.submit_steps(group("e"))
-        assert prompts(pool) == ["b", "c", "d", "e"], "then the oldest"
+        assert prompts(pool) == ["d", "empty8", "empty9", "e"], "the oldest"
+
+
+def test_in_a_channel_full_of_sampled_groups_an_announced_one_gets_its_steps() -> None:
+    with full() as pool:
+        for name in "abcd":
+            pool.submit_steps(group(name))
+        for n in range(2):
+            pool.open(f"new{n}", f"new{n}")
+        for n in range(2):
+            assert pool.submit_step(step(f"new{n}", 0, f"new{n}")).late == 0
+        assert prompts(pool) == ["c", "d", "new0", "new1"]
 
 
 def test_one_that_got_a_step_is_empty_no_longer() -> None:
@@ -81,6 +89,7 @@ def test_the_least_are_as_many_as_asked_for_and_leave_everybody_as_even_as_can_b
     for owner, of in taken.items():
         if of:
             assert sizes[owner] - len(of) >= level - 1, "nobody who has less gives"
-        empty = [n for n, (one, filled) in enumerate(line) if one == owner and not filled]
-        others = [n for n, (one, filled) in enumerate(line) if one == owner and filled]
-        assert sorted(of) == sorted([*empty, *others][: len(of)])
+        own = [n for n, (one, _) in enumerate(line) if one == owner]
+        empty = [n for n in own if not line[n][1]]
+        first = empty[: max(0, len(empty) - len(own) // 2)]
+        assert sorted(of) == sorted([*first, *(n for n in own if n not in first)][: len(of)])

@@ -50,6 +50,20 @@ def test_a_blocked_fetch_looks_once_and_again_when_it_is_woken(looks: list[str],
         assert looks.count("fetch") == 2
 
 
+def test_a_pool_that_was_shut_down_wakes_nobody_who_came_later(looks: list[str], threads: Threads) -> None:
+    with DataPool() as pool:
+        pool.configure(n_rollouts=1)
+        pool.shutdown()
+        pool.reopen("train")
+        waiting = threads.submit(pool.fetch_batch, 1)
+        until_blocked(pool)
+        pool.set_version(1)
+        assert looks.count("fetch") == 1
+        pool.submit_step(step("p", last=True))
+        assert prompts(waiting.result(SOON)) == ["p"]
+        assert looks.count("fetch") == 2
+
+
 async def test_an_awaited_fetch_looks_once_and_again_when_it_is_woken(looks: list[str]) -> None:
     with DataPool() as pool:
         pool.configure(max_queue_size=100)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from sortedcontainers import SortedDict
@@ -87,12 +87,12 @@ class AgeOrderedSet:
 
 
 class EvictionQueue:
-    """Which groups make room in a full channel: of the owner with the most groups, the oldest that is empty, else the
-    oldest.
+    """Which groups make room in a full channel: of the owner with the most groups, the oldest; but where more than half
+    of its groups are empty, the oldest of those.
 
     An owner is what stands before the first slash of a group's prompt uid (a gateway's tenant), in a channel that is
-    shared `by_owner`; in any other, all groups have one. So no owner loses groups to one that has more, and an
-    announcement without a step never displaces what was sampled.
+    shared `by_owner`; in any other, all groups have one. So no owner loses groups to one that has more, announcements
+    that never get a step displace half of what was sampled at most, and one that was just made stays for its agent.
     """
 
     def __init__(self, groups: Iterable[GroupState], *, by_owner: bool) -> None:
@@ -136,13 +136,9 @@ class EvictionQueue:
         return [seq for owner, number in wanted.items() for seq in self._of(owner, number)]
 
     def _of(self, owner: str, count: int) -> list[int]:
-        found: dict[int, None] = {}
-        for groups in (self._empty.get(owner, ()), self._all[owner]):
-            for seq in groups:
-                if len(found) == count:
-                    return list(found)
-                found[seq] = None
-        return list(found)
+        groups, empty = self._all[owner], self._empty.get(owner, ())
+        too_many = max(0, len(empty) - len(groups) // 2)
+        return list(islice(dict.fromkeys(chain(islice(empty, too_many), groups)), count))
 
     def _owner(self, group: GroupState) -> str:
         owner, slash, _ = group.uid.partition("/")

@@ -79,7 +79,10 @@ class DataPool(JournaledState, BlockingPool):
         super().__init__(state, opened, MonotonicClock(clock, passing))
         self.durability = safety
         self._waiters: dict[str, dict[Callable[[], None], None]] = {}  # by channel, in the order in which they came
+        self._was_closed = False  # all channels, when waiters were last told
         self._syncer: ThreadPoolExecutor | None = None
+        # What waits until a backup or a compaction is over waits in a thread of its own: others must read meanwhile.
+        self._rewriter = ThreadPoolExecutor(1, "headrace-rewrite")
         self._next_sync: _Sync | None = None  # one that has not begun
         self.aio = AsyncPool(self)
         try:
@@ -113,6 +116,7 @@ class DataPool(JournaledState, BlockingPool):
                     self._journal.close()
             finally:
                 self._state.let_go()
+        self._rewriter.shutdown(wait=False)
         if self._syncer is not None:
             self._syncer.shutdown()
 
@@ -155,7 +159,7 @@ class DataPool(JournaledState, BlockingPool):
         """`execute`, awaited; no call takes a thread. With `pieces`, a wait that timed out is answered `PENDING`."""
         loop = asyncio.get_running_loop()
         if isinstance(operation, Upkeep):
-            await loop.run_in_executor(None, self._upkeep, operation)
+            await self._rewriting(self._upkeep, operation)
             return then(None) if then is not None else None
         until = _until(operation)
         while True:
@@ -174,7 +178,7 @@ class DataPool(JournaledState, BlockingPool):
                     if safe is not None:
                         await self._wait_until_safe(operation, answer, safe)
                 if self._must_erase(operation):
-                    await loop.run_in_executor(None, self._erase)
+                    await self._rewriting(self._erase)
                 self._compact_when_due()
                 return made
             try:
@@ -190,6 +194,12 @@ class DataPool(JournaledState, BlockingPool):
                     pass
             finally:
                 self._forget_waiter(operation, wake)
+
+    async def _rewriting(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Does what may have to wait for a backup or a compaction, in the thread for that."""
+        if self._closed is not None:
+            raise PoolClosed(self._closed)
+        return await asyncio.get_running_loop().run_in_executor(self._rewriter, work, *args)
 
     def _attempt_fully(self, operation: Operation[Any], wake: Callable[[], None]) -> tuple[Any, int, float | None]:
         """`_attempt`; what it needs of the journal is read first, or room made in it, with the lock free."""
@@ -224,7 +234,7 @@ class DataPool(JournaledState, BlockingPool):
                 except MustLoad as needed:
                     self._put(loaded, await loop.run_in_executor(None, read_payloads, needed.records, needed.blobs))
                 except DiskFull:
-                    if made_room or not await loop.run_in_executor(None, self._make_room, compactions):
+                    if made_room or not await self._rewriting(self._make_room, compactions):
                         raise
                     made_room = True
         finally:
@@ -295,7 +305,8 @@ class DataPool(JournaledState, BlockingPool):
                 for wake in self._waiters.pop(name, ()):
                     wake()
         self._state.touched.clear()
-        if self._state.closed:
+        if self._state.closed != self._was_closed:
+            self._was_closed = self._state.closed
             self._wake_all()  # also those who wait for a channel that never came to be
 
     def _wake_all(self) -> None:

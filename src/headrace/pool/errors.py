@@ -29,6 +29,12 @@ class Gone(NotFound):
     code = "gone"
 
 
+class WasForgotten(Gone):
+    """It was here, and was removed for good because somebody asked for that."""
+
+    code = "forgotten"
+
+
 class NotRegistered(PoolError):
     """A batch was asked for before any trainer registered."""
 

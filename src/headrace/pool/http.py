@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.json import to_json
+from headrace.data.keys import usable_key
 from headrace.net import server
 from headrace.net.front_page import (
     KEY_NEEDED,
@@ -54,6 +55,7 @@ STATUS = {
     "conflict": 409,
     "not_found": 404,
     "gone": 404,
+    "forgotten": 404,
     "lease_lost": 409,
     "not_registered": 409,
     "pool_full": 503,
@@ -90,6 +92,7 @@ def pool_routes(
     `authorize` raises `Unauthorized` where a request is refused; without it, requests need the `key`. `backups` is the
     folder below which callers may have backups made; without one they may not.
     """
+    key = usable_key(key, name="key")
     authorized = authorize if authorize is not None else partial(_authorize, key=key)
     limit = int(max_body_mb * 1e6)
 
@@ -153,6 +156,7 @@ def create_app(
     backups: str | os.PathLike[str] | None = None,
 ) -> Starlette:
     """A pool as a service of its own; the options are those of `pool_routes`."""
+    key = usable_key(key, name="key")
 
     async def health(request: Request) -> Response:
         return _json({"status": "ok"})

@@ -27,6 +27,7 @@ PIECE_S = 20.0
 SLACK_S = 30.0
 #: Seconds that a call may take which rewrites or copies the journal's files: in this time a disk of 100 MB/s has copied
 #: a terabyte, and read the copy. To ask again while the first is carried out would only have it done twice.
+#: A pool whose machine is gone is noticed before that, by its connection.
 LONG_S = 6 * 3600.0
 #: Between tries at a pool that does not answer.
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.pool.journal.kit import Unsynced, check_rules, dump, one, same, uids
 from tests.pool.journal.power import Disk, PowerFailure
+from tests.pool.kit import SOON
 
 from headrace import DataPool, Step
 from headrace.data.block import Record
@@ -130,6 +131,27 @@ def test_the_awaitable_calls_read_them_too(tmp_path: Path) -> None:
     with opened(tmp_path / "pool") as pool:
         assert told(asyncio.run(story(pool))) == told([*turns("a"), *turns("b")])
         check_rules(pool._state)
+
+
+def test_they_are_read_while_a_backup_keeps_many_deletions_waiting(tmp_path: Path) -> None:
+    forgotten = [f"f{number}" for number in range(64)]  # more than the event loop has threads of its own
+
+    async def story(pool: DataPool) -> list[Step]:
+        await pool.aio.submit_steps(turns("kept"))
+        await pool.aio.submit_steps([step for uid in forgotten for step in turns(uid, 1, uid)])
+        with pool._compacting:  # as a backup has it for as long as it copies
+            deletions = [asyncio.create_task(pool.aio.forget(uid)) for uid in forgotten]
+            while any(row["state"] != "forgotten" for row in pool.trajectory_states(forgotten)):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(SOON):
+                batch: Batch | None = await pool.aio.fetch_batch(1)
+            assert not any(deletion.done() for deletion in deletions)
+        await asyncio.gather(*deletions)
+        assert batch is not None
+        return batch.steps
+
+    with opened(tmp_path / "pool", defaults={"n_rollouts": 1}) as pool:
+        assert told(asyncio.run(story(pool))) == told(turns("kept"))
 
 
 def test_a_retry_is_compared_with_what_lies_in_the_journal(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from headrace.data.step import check_count, check_finite, check_text, check_uid
 from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
-from headrace.pool.errors import Gone, NotFound
+from headrace.pool.errors import Gone, NotFound, WasForgotten
 from headrace.pool.groups import FAILED, FULL, OPEN, GroupState, TrajectoryState
 from headrace.pool.operation import Read
 from headrace.pool.state import Event, State
@@ -194,7 +194,10 @@ def _trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
         if uid in there.failed:
             raise Gone(f"trajectory {uid!r} failed ({there.failed[uid].reason}): its content is gone")
         if uid in there.tombstones:
-            raise Gone(f"trajectory {uid!r} is {there.tombstones[uid].reason}: its content is gone")
+            reason = there.tombstones[uid].reason
+            raise (WasForgotten if reason == "forgotten" else Gone)(
+                f"trajectory {uid!r} is {reason}: its content is gone"
+            )
     raise NotFound(f"no trajectory {uid!r}")
 
 
