@@ -116,6 +116,10 @@ class Speaker:
         return f"{THINK}hm{THOUGHT}{chr(65 + at)}  sea, it said."
 
     def _count(self, asked: Json) -> int:
+        if "swallows_stopped" in self.faults and asked.get("stop"):
+            return 0
+        if "doubles" in self.faults:
+            return 2
         return 1 if "ignores_n" in self.faults else int(asked.get("n", 1))
 
     def _sampled(self, asked: Json, text: str, prompt: list[int]) -> Json:

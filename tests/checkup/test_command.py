@@ -33,6 +33,14 @@ def test_a_server_that_drifts_ends_with_1(headrace: Command) -> None:
     assert done.out.endswith("not trainable exactly\n")
 
 
+def test_where_findings_cannot_be_written_nothing_is_asked(headrace: Command, tmp_path: Path) -> None:
+    for place, said in ((tmp_path / "missing" / "x.json", f"no folder {tmp_path / 'missing'}"), (tmp_path, "a folder")):
+        done = headrace("check-gateway", "http://127.0.0.1:9", "--json", place)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"headrace: {place} cannot be written: ")
+        assert said in done.err
+
+
 def test_nobody_there_ends_with_2(headrace: Command) -> None:
     with socket.socket() as taken:  # bound and not listening: whoever connects is refused
         taken.bind(("127.0.0.1", 0))

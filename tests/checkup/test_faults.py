@@ -62,6 +62,8 @@ def test_log_probs_of_the_sampling_temperature_are_told_from_raw_ones() -> None:
         ("ignores_n", {"n": ["ignored"]}),
         ("copies_n", {"n": ["copied"]}),
         ("ignores_stop", {"stop": ["ignored"]}),
+        ("swallows_stopped", {"stop": ["malformed"]}),
+        ("doubles", {"dialect": ["malformed"]}),
     ],
 )
 def test_a_fault_is_found_and_named(fault: str, expected: dict[str, list[str]]) -> None:

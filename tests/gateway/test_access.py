@@ -85,6 +85,7 @@ def test_without_the_right_key_nothing_is_open_but_health_and_readiness(
     fault = error_of(refused, 401)
     assert fault["type"] == "authentication_error"
     assert AGENT not in refused.text
+    assert error_of(gateway.get(f"{base}/v1/models", headers=headers), 401)["type"] == "authentication_error"
     for route in (*AGENTS, *REWARDS, *ADMINS):
         assert sent(gateway, base, route, headers) == 401, route
     assert gateway.get("/health", headers=headers).status_code == 200
@@ -167,6 +168,13 @@ def test_with_only_a_reward_key_agents_need_none(rollout: Rollout, folder: Path)
         told(gateway.post(f"{base}/v1/complete_trajectory", {"reward": 1}, headers=bearer(REWARD)))
 
 
+def test_keys_are_those_of_files_without_the_end_of_the_line(rollout: Rollout, folder: Path) -> None:
+    with in_front(rollout, folder, api_key=f"{AGENT}\n", admin_key=f" {ADMIN}\r\n") as gateway:
+        told(gateway.post("/init_trajectory", headers=bearer(AGENT)))
+        told(gateway.get("/stats", headers=bearer(ADMIN)))
+        told(gateway.get("/stats", headers={"x-api-key": ADMIN}))
+
+
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +239,20 @@ def test_steps_that_pay_or_end_need_the_reward_key(gateway: Running, beyond: dic
     assert len(gateway.steps(uid)) == 1
     told(gateway.post("/submit_steps", more, headers=bearer(REWARD)))
     assert len(gateway.steps(uid)) == 2
+
+
+def test_advantages_in_place_of_a_reward_need_the_reward_key(gateway: Running, base: str) -> None:
+    said = {"metadata": {"scored_group": True, "advantages": [0.0, 9.0]}}
+    step = {"prompt_ids": [5], "response_ids": [6], "trajectory_uid": "flow-advantages", **said}
+    tries: list[tuple[str, dict[str, Any]]] = [
+        ("/submit_steps", {"steps": [step]}),
+        ("/init_trajectory", said),
+        (f"{base}/v1/register_trajectory", said),
+    ]
+    for path, body in tries:
+        assert gateway.post(path, body, headers=bearer(AGENT)).status_code == 401, path
+    for path, body in tries:
+        told(gateway.post(path, body, headers=bearer(REWARD)))
 
 
 def test_an_agents_key_adds_metadata_and_changes_none(gateway: Running, base: str) -> None:

@@ -13,6 +13,7 @@ from tests.gateway.rollout import Rollout, chat, error_of, events_of, in_front, 
 
 from headrace import DataPool
 from headrace.gateway import recorder
+from headrace.pool.errors import DiskFull
 
 
 @pytest.fixture
@@ -63,6 +64,23 @@ def test_a_call_whose_step_cannot_be_kept_is_refused_and_the_next_one_goes_on(
     assert steps[1].prompt_ids.tolist()[: len(steps[0].prompt_ids)] == steps[0].prompt_ids.tolist()
     assert steps[1].reward == 1.0
     assert told(gateway.get("/health")) == {"status": "ok"}
+
+
+def test_a_deletion_that_found_no_room_is_ended_when_it_is_asked_for_again(
+    gateway: Running, pool: DataPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise DiskFull("no room for a snapshot")
+
+    base = gateway.init()["base_url"]
+    told(chat(gateway, base, "hi"))
+    path = f"/trajectories/{uid_of(base)}"
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_compact", full)
+        assert gateway.http.delete(path).status_code == 503
+    assert pool._unerased
+    assert told(gateway.http.delete(path)) == {"status": "ok"}
+    assert not pool._unerased
 
 
 def test_a_call_waits_for_room(gateway: Running, pool: DataPool, monkeypatch: pytest.MonkeyPatch) -> None:

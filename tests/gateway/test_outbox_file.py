@@ -12,6 +12,7 @@ import pytest
 from headrace import Step
 from headrace.data.block import Block
 from headrace.data.packing import pack
+from headrace.gateway import outbox
 from headrace.gateway.outbox import FRAME_MARK, OutboxFile
 from headrace.pool.errors import JournalLocked
 
@@ -109,4 +110,52 @@ async def test_a_write_that_fails_halfway_leaves_nothing_behind(
     await spool.append("train", call("second"))
     spool.close()
     assert uids(path) == ["first", "second"]
+    spool.__init__(path)  # type: ignore[misc]  # for the fixture to close
+
+
+async def test_it_grows_no_larger_than_what_waits_makes_it(
+    path: Path, spool: OutboxFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "SLACK_BYTES", 4096)
+    stuck = [await spool.append("full", call(f"stuck{n}")) for n in range(2)]
+    record = path.stat().st_size // 2
+    for n in range(200):
+        await spool.let_go(await spool.append("train", call(f"sent{n}")))
+        assert path.stat().st_size <= 4096 + 6 * record
+    await spool.append("train", call("last"))
+    spool.close()
+    assert [uid for uid in uids(path) if not uid.startswith("sent")] == ["stuck0", "stuck1", "last"]
+    spool.__init__(path)  # type: ignore[misc]
+    for number in [spool.keep(channel, block) for channel, block in spool.read()]:
+        await spool.let_go(number)
+    assert stuck == [0, 1]
+    assert path.stat().st_size == 0
+
+
+async def test_what_was_written_and_is_not_queued_yet_is_not_cut_off(path: Path, spool: OutboxFile) -> None:
+    first = await spool.append("train", call("first"))
+    await spool.append("train", call("second"))
+    await spool.let_go(first)
+    spool.close()
+    assert uids(path) == ["first", "second"]
+    spool.__init__(path)  # type: ignore[misc]  # for the fixture to close
+
+
+async def test_where_it_cannot_be_written_anew_it_stays_as_it_is(
+    path: Path, spool: OutboxFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outbox, "SLACK_BYTES", 0)
+    for n in range(4):
+        await spool.append("train", call(f"t{n}"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        for number in range(3):
+            await spool.let_go(number)
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    await spool.append("train", call("next"))
+    spool.close()
+    assert uids(path) == ["t0", "t1", "t2", "t3", "next"]
     spool.__init__(path)  # type: ignore[misc]  # for the fixture to close

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -159,6 +160,34 @@ def test_while_the_pool_is_away_agents_are_served_and_steps_arrive_in_order(
         assert [step.prompt_ids.tolist() for step in steps] == [order["prompt"] for order in rollout.orders]
         assert tree(steps) == [None, 0, 1, 2, 3, 4, 4]
         assert gateway.complete(uid_of(base), reward=1.0) == {"status": "ok", "steps": 7}
+
+
+def test_after_a_pool_was_set_back_no_prompt_is_put_together_from_another_branch(
+    rollout: Rollout, folder: Path, tmp_path: Path
+) -> None:
+    """Its machine lost what was not on disk yet, and the gateway has seen it there."""
+    before = tmp_path / "before"
+    with ServedPool(tmp_path / "pool") as served, away_from(served, rollout, folder) as gateway:
+        arrived = lambda: gauge(gateway, "outbox_calls") == 0  # noqa: E731
+        base = gateway.init()["base_url"]
+        messages = talk(gateway, base, 1)
+        until(arrived)
+        served.kill()
+        shutil.copytree(served.journal, before)
+        served.start()
+        messages = talk(gateway, base, 1, messages)
+        until(arrived)
+        served.kill()
+        shutil.rmtree(served.journal)
+        before.rename(served.journal)
+        served.start()
+        talk(gateway, base, 1, [user("another agent's, " * 40)])
+        until(arrived)
+        talk(gateway, base, 1, messages)
+        until(arrived)
+        orders = [order["prompt"] for order in rollout.orders]
+        steps = gateway.steps(uid_of(base))
+        assert [step.prompt_ids.tolist() for step in steps] == [orders[0], orders[2], orders[3]]
 
 
 def test_a_history_that_nobody_here_knows_is_served_while_the_pool_is_away(

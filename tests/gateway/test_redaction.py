@@ -30,6 +30,8 @@ def keep(step):
         step.prompt_ids[0] = 7
     if said == "odd":
         return "yes"
+    if said == "number":
+        return 0
     return False if said == "drop" else None
 
 async def later(step):
@@ -75,7 +77,7 @@ def test_a_dropped_step_is_kept_nowhere_and_the_conversation_goes_on_exactly(
         assert gateway.counted("steps") == {"train": 3}
 
 
-@pytest.mark.parametrize("model", ["raise", "odd", "edit"])
+@pytest.mark.parametrize("model", ["raise", "odd", "number", "edit"])
 def test_a_function_that_fails_drops_the_step_and_never_the_call(
     rollout: Rollout, folder: Path, tmp_path: Path, model: str
 ) -> None:

@@ -254,7 +254,7 @@ def test_a_completion_through_one_gateway_is_seen_by_the_other(rollout: Rollout,
         other.complete(uid, reward=1.0)
         chat(one, f"{one.address}/{uid}/{uid}", "more")
         assert len(other.steps(uid)) == 1
-        assert chat(one, f"{one.address}/{uid}/{uid}", "more still").status_code in (200, 409)
+        assert error_of(chat(one, f"{one.address}/{uid}/{uid}", "more still"), 409)["code"] == "trajectory_complete"
         assert len(other.steps(uid)) == 1
 
 
@@ -269,8 +269,8 @@ def test_a_trajectory_that_was_consumed_through_one_gateway_is_gone_for_the_othe
         assert other.pool.fetch_batch(1, timeout=60) is not None
         history = [user("hi"), {"role": "assistant", "content": "never said"}, user("more")]
         for headers in ({}, {"x-headrace-record": "off"}):
-            found = error_of(chat(one, f"{one.address}/{uid}/{uid}", history, headers=headers), 404)
-            assert found["code"] == "gone"
+            found = error_of(chat(one, f"{one.address}/{uid}/{uid}", history, headers=headers), 409)
+            assert found["code"] == "trajectory_complete"
         assert len(rollout.orders) == 1
 
 

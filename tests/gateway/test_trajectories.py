@@ -123,6 +123,14 @@ def test_the_base_url_has_the_host_that_the_caller_reached(gateway: Running, hos
     assert made["base_url"].startswith(f"http://{host}/")
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0:8100", "0.0.0.0", "[::]:8100", "[::]"])
+def test_the_base_url_of_a_caller_that_named_every_address_has_the_one_that_it_reached(
+    gateway: Running, host: str
+) -> None:
+    made = told(gateway.post("/init_trajectory", headers={"host": host}))
+    assert made["base_url"].startswith(f"{gateway.address}/")
+
+
 # -- register ----------------------------------------------------------------------------------------------------------
 
 

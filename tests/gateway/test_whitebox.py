@@ -49,6 +49,8 @@ def test_ids_in_ids_and_log_probs_out(gateway: Running, rollout: Rollout) -> Non
     assert found["log_probs"] == log_probs_of(ids)
     assert (found["stop_reason"], found["policy_version"]) == ("stop", 0)
     assert found["response_text"].startswith("hello")
+    assert found["sampling"].items() >= body["sampling_params"].items()
+    assert found["logprobs_mode"] == gateway.get("/servers").json()["servers"][0]["log_prob_mode"]
     (order,) = rollout.orders
     assert order["prompt"] == [5, 6, 7]
     assert {name: order[name] for name in ("temperature", "max_tokens", "top_k", "seed", "top_p")} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
@@ -134,6 +135,23 @@ async def test_a_pause_that_is_over_is_not_said_to_a_worker_that_starts(
     assert (await state(http, second))["paused"] is False
 
 
+async def test_the_end_of_the_defaults_pause_leaves_another_models_pause_to_a_worker_that_starts(
+    control: WorkerControl, control_socket: str, pool: DataPool, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    models = tmp_path / "models.json"
+    models.write_text(json.dumps({"models": {"smol": {"addresses": OTHER}}}))
+    settings = Settings(vllm_addresses=ROLLOUT, tokenizer_path=str(tmp_path), admin_key="admin-key", models=str(models))
+    apps = [ControlRelay(create_app(pool, settings), socket=control_socket, secret=SECRET) for _ in range(2)]
+    with serving(apps[0]) as first, serving(apps[1]) as second:
+        await control.add_worker(0, first)
+        for path in ("/pause?model=smol", "/pause?model=", "/resume?model="):
+            told(await http.post(f"{first}{path}", headers=ADMIN))
+        await control.add_worker(1, second)
+        assert [(await state(http, worker))["paused"] for worker in (first, second)] == [True, True]
+        told(await http.post(f"{first}/resume", headers=ADMIN))
+        assert [(await state(http, worker))["paused"] for worker in (first, second)] == [False, False]
+
+
 async def test_a_resume_that_comes_while_a_worker_hears_of_the_pause_reaches_it(
     control: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +192,32 @@ async def test_a_change_that_a_worker_does_not_hear_though_it_is_there_is_not_do
     await control.add_worker(1, GONE)  # it lives, and takes no connection
     answer = await http.post(f"{first}/policy_version", json={"version": 3}, headers=ADMIN)
     assert (answer.status_code, answer.json()["code"]) == (503, "worker_starting")
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["for the first time", "again"])
+async def test_where_one_worker_cannot_be_paused_none_is(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient, before: bool
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    if before:
+        told(await http.post(f"{first}/pause", headers=ADMIN))
+    control._workers[1] = GONE  # it lives, and takes no connection
+    answer = await http.post(f"{first}/pause", headers=ADMIN)
+    assert answer.status_code == 503
+    assert (await state(http, first))["paused"] is False
+    await control.add_worker(1, second)
+    assert (await state(http, second))["paused"] is False
+
+
+async def test_a_pause_that_no_worker_takes_leaves_the_one_before_in_force(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first = start()
+    await control.add_worker(0, first)
+    told(await http.post(f"{first}/pause", headers=ADMIN))
+    assert (await http.post(f"{first}/pause?mode=none", headers=ADMIN)).status_code == 400
+    assert (await state(http, first))["paused"] is True
 
 
 async def test_a_worker_that_cannot_be_told_what_changed_is_not_taken_in(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from headrace.dashboard import DASHBOARD_HELP, DashboardMode
+from headrace.files import Key
 from headrace.pool.config import MAX_CHANNEL_NAME
 
 
 class TrajectoryApiSettings(BaseModel):
     """Settings of a Trajectory API; each field is also a flag of `headrace api`."""
 
-    api_key: str | None = Field(None, description="key that every call must present (or set HEADRACE_API_KEY)")
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    api_key: Key = Field(None, description="key that every call must present (or set HEADRACE_API_KEY)")
     serve_channel: str | None = Field(
         None,
         min_length=1,

@@ -70,11 +70,10 @@ async def check_streaming(on: Subject) -> list[Finding]:
     name, ask = on.dialect.name, CheckRequest(on.question)
     (first,), (second,) = await on.once(ask), await on.once(ask)
     try:
-        answers, stream = await on.streamed(replace(ask, stream=True))
-        (streamed,) = answers
+        (streamed,), stream = await on.streamed(replace(ask, stream=True))
     except CallRefused as error:
         return [note(STREAMING, name, "refused", f"streams are refused: {error}")]
-    except (Malformed, ValueError) as error:
+    except Malformed as error:
         return [bad(STREAMING, name, "malformed", str(error))]
     found = [bad(STREAMING, name, cause, said) for cause, said in stream.troubles]
     if streamed.whole is not None:

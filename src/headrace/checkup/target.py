@@ -197,7 +197,8 @@ class CheckConversation:
         self._answers: list[CheckAnswer] = []
 
     async def ask(self, ask: CheckRequest) -> list[CheckAnswer]:
-        """The answers to a request, streamed or not; raises `CallRefused` or `Malformed`."""
+        """The answers to a request, streamed or not: one where one was asked for. Raises `CallRefused` or
+        `Malformed`."""
         return (await self.streamed(ask))[0]
 
     async def streamed(self, ask: CheckRequest) -> tuple[list[CheckAnswer], JoinedStream]:
@@ -210,6 +211,8 @@ class CheckConversation:
             answers = self.dialect.read(stream.body)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise Malformed(f"the answer is not of the dialect's shape: {type(error).__name__}: {error}") from error
+        if ask.n == 1 and len(answers) != 1:  # of more, the check of n says how many came
+            raise Malformed(f"one answer was asked for, and {len(answers)} came back")
         for answer in answers:
             answer.check()
             answer.version = reply.headers.get("x-headrace-policy-version", "") or None

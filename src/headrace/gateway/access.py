@@ -20,6 +20,7 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.data.errors import InvalidInput
+from headrace.data.guidance import SCORED_GROUP
 from headrace.data.step import REWARD_INFO, REWARD_SOURCE
 from headrace.gateway.config_files import UID_SEPARATOR, read_tenants
 from headrace.gateway.counters import GatewayCounters
@@ -137,8 +138,9 @@ class Access:
 
 
 def tells_reward(metadata: Mapping[str, Any] | None) -> bool:
-    """Whether metadata says who a reward is from, or what it was made of: that needs the key that a reward needs."""
-    return metadata is not None and not metadata.keys().isdisjoint((REWARD_SOURCE, REWARD_INFO))
+    """Whether metadata says who a reward is from, what it was made of, or that its own advantages stand in its place:
+    that needs the key that a reward needs."""
+    return metadata is not None and not metadata.keys().isdisjoint((REWARD_SOURCE, REWARD_INFO, SCORED_GROUP))
 
 
 def _digest(key: bytes) -> bytes:

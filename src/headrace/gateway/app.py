@@ -181,6 +181,9 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
         if method == "POST" and (path.startswith(BASE_PATH) or "{" not in path):
             app.add_fast_route(path, handler)
 
+    def add_openai(method: str, path: str, handler: Handler, **about: Any) -> None:
+        add(method, path, catch_refusals(handler, openai.error_body), **about)
+
     def add_plain(method: str, path: str, handler: Handler, body: type | None = None, **about: Any) -> None:
         add(method, path, catch_refusals(handler), body, **about)
 
@@ -198,7 +201,7 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
     count = count_handler(gateway, AnthropicMessages(), route, find, ", for a live service; nothing is begun.")
     add("POST", f"/v1{COUNTING}", count, dialect=COUNTING)
     add_plain("POST", "/v1/feedback", feedback_handler(gateway, live), bodies.FeedbackBody)
-    add_plain("GET", "/v1/models", models.live_models)
+    add_openai("GET", "/v1/models", models.live_models)
 
     find = named_in_path(gateway)
     for path, dialect in dialects.items():
@@ -218,7 +221,7 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
         for prefix in ("/v1", ""):
             add_plain("POST", f"{BASE_PATH}{prefix}/{name}", handler, body, aliased=not prefix)
     for prefix in ("/v1", ""):
-        add_plain("GET", f"{BASE_PATH}{prefix}/models", models.models, aliased=not prefix)
+        add_openai("GET", f"{BASE_PATH}{prefix}/models", models.models, aliased=not prefix)
 
     add_plain("POST", "/init_trajectory", trajectories.init_trajectory, bodies.InitTrajectoryBody)
     complete = trajectories.complete_trajectory

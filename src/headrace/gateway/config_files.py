@@ -6,7 +6,6 @@ policies: every recorded model has a channel of its own.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from headrace import files
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.keys import configured_key, usable_key
 from headrace.data.step import check_uid
 from headrace.files import nearest
 from headrace.gateway.upstream.options import Balancing, LogProbModeAsked, WireAsked
@@ -123,8 +123,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The key for its servers, None without `key_env`; raises `InvalidInput` where the variable is not set."""
         if self.key_env is None:
             return None
-        found = os.environ.get(self.key_env)
-        if not found:
+        found = configured_key(None, self.key_env)
+        if found is None:
             raise InvalidInput(f"key_env names {self.key_env}, which is not set in the environment")
         return found
 
@@ -307,10 +307,10 @@ def _settled(name: str, spec: TenantSpec) -> TenantSpec:
 
 def _key(given: str) -> str:
     if not given.startswith(ENVIRONMENT_PREFIX):
-        found = given
+        found = usable_key(given, name="one of its keys")
     else:
         variable = given.removeprefix(ENVIRONMENT_PREFIX)
-        found = os.environ.get(variable, "")
+        found = configured_key(None, variable)
         if not found:
             raise InvalidInput(f"a key is {shown(given)}, and {variable} is not set in the environment")
     if not found:

@@ -165,6 +165,11 @@ class CallExecutor:
         self._sessions.grown(session, len(node.own))
         return step, node
 
+    @property
+    def log_prob_mode(self) -> str | None:
+        """Which log-probs the servers give: of what was sampled from (`processed`) or of temperature 1 (`raw`)."""
+        return self._upstream.log_prob_mode
+
     def trouble(
         self, turn: Turn, choice: Choice, response: IntArray, log_probs: FloatArray | None
     ) -> Quarantine | None:
@@ -206,9 +211,8 @@ class CallExecutor:
             about["stop_reason"] = choice.sampled.stop_reason
         if turn.first or choice.index:
             about["choice"] = turn.first + choice.index
-        mode = self._upstream.log_prob_mode
-        if mode is not None:
-            about["log_probs"] = mode
+        if self.log_prob_mode is not None:
+            about["log_probs"] = self.log_prob_mode
         return about
 
     def _count(self, channel: str, turn: Turn, choice: Choice) -> None:

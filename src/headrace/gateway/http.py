@@ -50,8 +50,21 @@ def path_uid(request: Request, name: str) -> str:
         raise InvalidInput(f"{name} in the path is no UTF-8: {request.path_params[name]!r}") from None
 
 
-def catch_refusals(handler: Handler) -> Handler:
-    """A handler that answers errors as `{"detail": ...}`, each with its status; unexpected ones are logged, and 500."""
+def plain_error(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error on a route that speaks no dialect."""
+    said: dict[str, Any] = {"detail": str(refusal)}
+    if refusal.reason is not None:
+        said["code"] = refusal.reason
+    return said
+
+
+def refusal_response(refusal: Refusal, error_body: Callable[[Refusal], dict[str, Any]] = plain_error) -> Response:
+    """The answer to a request that is refused."""
+    return json_response(error_body(refusal), refusal.status, retry_header(refusal))
+
+
+def catch_refusals(handler: Handler, error_body: Callable[[Refusal], dict[str, Any]] = plain_error) -> Handler:
+    """A handler that answers errors by `error_body`, each with its status; unexpected ones are logged, and 500."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -60,14 +73,13 @@ def catch_refusals(handler: Handler) -> Handler:
         except ClientDisconnect:
             return Response(status_code=499)
         except HeadraceError as error:
-            return refusal_response(refusal(error))
+            return refusal_response(refusal(error), error_body)
         except RecursionError:
-            return refusal_response(too_deep())
+            return refusal_response(too_deep(), error_body)
         except Exception as error:
             log.exception("a request failed")
-            return refusal_response(
-                Refusal(f"the gateway failed at this ({type(error).__name__}); its log says where", 500)
-            )
+            failed = Refusal(f"the gateway failed at this ({type(error).__name__}); its log says where", 500)
+            return refusal_response(failed, error_body)
 
     guarded.__name__ = handler.__name__
     guarded.__doc__ = handler.__doc__
@@ -97,14 +109,6 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 def retry_header(refusal: Refusal) -> dict[str, str]:
     """`Retry-After`, where it is worth another try."""
     return {} if refusal.retry_after is None else {"retry-after": str(max(1, math.ceil(refusal.retry_after)))}
-
-
-def refusal_response(refusal: Refusal) -> Response:
-    """The answer to a request that is refused, on a route that speaks no dialect."""
-    said: dict[str, Any] = {"detail": str(refusal)}
-    if refusal.reason is not None:
-        said["code"] = refusal.reason
-    return json_response(said, refusal.status, retry_header(refusal))
 
 
 class ClientGone(Exception):

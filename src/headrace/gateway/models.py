@@ -73,7 +73,7 @@ class Models:
             await provider.close()
 
     async def pause(self, mode: str, name: str | None, lease_s: float) -> None:
-        """Pauses one recorded model, or all; where one cannot be paused, none is."""
+        """Pauses one recorded model, or all for None; where one cannot be paused, none is."""
         held: list[ServedModel] = []
         try:
             for model in self._concerned(name):
@@ -85,7 +85,7 @@ class Models:
             raise
 
     async def resume(self, name: str | None) -> None:
-        """Resumes one recorded model, or all; raises `Refusal` where there is none of that name."""
+        """Resumes one recorded model, or all for None; raises `Refusal` where there is none of that name."""
         for model in self._concerned(name):
             await model.upstream.resume()
 
@@ -116,8 +116,9 @@ class Models:
         return None if name is None else self._providers.get(self._meant(name))
 
     def get(self, name: str | None) -> ServedModel:
-        """The recorded model of exactly that name, the default for None; raises `Refusal` where there is none."""
-        if name is None:
+        """The recorded model of exactly that name, the default for None and ""; raises `Refusal` where there is
+        none."""
+        if not name:
             return self.default
         found = self._recorded.get(name)
         if found is None:

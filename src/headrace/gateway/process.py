@@ -20,6 +20,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from headrace import files
+from headrace.data.visible import log_to_stderr
 from headrace.gateway.app import create_app
 from headrace.gateway.fork_server import serve_forks, wait_for_parents_end
 from headrace.gateway.gateway import Gateway
@@ -182,7 +183,7 @@ def fork_workers(number: int) -> None:
 
 def run_worker() -> None:
     """Serves as one of several workers until SIGTERM, or until the parent process is gone."""
-    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
+    log_to_stderr(f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         told = stdin.readline()
     if not told:  # the parent is gone

@@ -99,6 +99,8 @@ class Recorder:
         def done(receipt: Receipt | None) -> None:
             session.busy -= 1
             if receipt is not None:
+                # A pool that was set back (its machine lost what was not on disk) numbers steps anew.
+                session.is_old |= any(0 <= index < session.steps for index in receipt.indices)
                 self._taken(session, nodes, receipt)
 
         waits = self._ack_pool and not self._direct
@@ -129,6 +131,7 @@ class Recorder:
     def _taken(self, session: Session, nodes: Sequence[Node | None], receipt: Receipt) -> None:
         if receipt.late:
             self._counters.add("late", session.channel, by=receipt.late)
+            session.is_old = True  # another process has ended it: the next call is to hear so
         for node, index in zip(nodes, receipt.indices, strict=True):
             if index >= 0:
                 session.steps = max(session.steps, index + 1)

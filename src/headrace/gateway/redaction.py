@@ -43,7 +43,7 @@ class Redaction:
             said = self._hook(_shown(step))
             if inspect.isawaitable(said):
                 said = await said
-            if said not in (True, False, None):
+            if said is not None and not isinstance(said, bool):  # nor one that equals it: a False of numpy's is none
                 raise TypeError(f"it returned {shown(said)}; False drops a step, True or None keeps it")
         except Exception as error:
             log.error("--redact failed at a step of channel %r, which is dropped: %r", channel, error)

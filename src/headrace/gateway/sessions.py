@@ -165,6 +165,7 @@ class Session:
         self.tokens = 0
         self.retries = Retries()
         self.busy = 0
+        self.is_old = False  # the pool no longer has what this says
         self.stamp: int | None = None  # what `Sessions.stamps` said when it was read
 
     @classmethod
@@ -296,7 +297,7 @@ class Sessions:
         try:
             return await self.find(uid)
         except Gone as error:
-            raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
+            raise _gone(error) from None
         except NotFound:
             return None
 
@@ -314,12 +315,14 @@ class Sessions:
 
     async def refresh(self, session: Session) -> None:
         """Reads a session anew: another process may have gone on with it. One that is kept neither here nor in the pool
-        stays as it is; of others, the pool's `NotFound` or `Gone` where there is no such trajectory any more."""
+        stays as it is; of others, 409 where the trajectory is gone, the pool's `NotFound` where there is none."""
         await self._flushed(session.uid)
         try:
             trajectory = await self._pool.trajectory(session.uid, session.channel)
-        except NotFound as error:
-            if isinstance(error, Gone) or self._known.get(session.uid) is session:
+        except Gone as error:
+            raise _gone(error) from None
+        except NotFound:
+            if self._known.get(session.uid) is session:
                 raise
             return  # a call that is not recorded has begun nothing
         before = session.tokens
@@ -371,9 +374,12 @@ class Sessions:
         return self.add(session)
 
     def _current(self, uid: str) -> Session | None:
-        """The session in memory; None where there is none, or another worker changed its trajectory since."""
+        """The session in memory; None where there is none, or the pool has another trajectory than it says, since
+        another worker changed it or the pool was set back."""
         session = self._known.get(uid)
-        if session is None or self.stamps is None or session.stamp == self.stamps.of(uid):
+        if session is None:
+            return None
+        if not session.is_old and (self.stamps is None or session.stamp == self.stamps.of(uid)):
             return session
         self.drop(uid)
         return None
@@ -416,3 +422,8 @@ class Sessions:
                 tokens, sessions = tokens - session.tokens, sessions - 1
         for uid in dropped:
             self.drop(uid)
+
+
+def _gone(error: Gone) -> Refusal:
+    """The refusal of a call in a trajectory that is consumed, dropped or deleted."""
+    return Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from headrace.dashboard import DASHBOARD_HELP, DashboardMode
 from headrace.data.errors import InvalidInput
+from headrace.files import Key
 from headrace.gateway.flushing import FlushTimes
 from headrace.pool.config import MAX_CHANNEL_NAME
 
@@ -25,7 +26,7 @@ Balance = Literal["round-robin", "sticky", "least-busy"]
 class GatewaySettings(BaseModel):
     """What a gateway needs to know beside its pool."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     vllm_addresses: str | None = Field(None, description="rollout servers, as http://host1:8001,http://host2:8001")
     tokenizer_path: str | None = Field(
@@ -65,25 +66,27 @@ class GatewaySettings(BaseModel):
     logprobs_mode: Literal["auto", "processed", "raw"] = Field(
         "auto", description="which log-probs the servers must give; auto: any, as long as they agree"
     )
-    upstream_key: str | None = Field(None, description="key for the rollout servers (or set HEADRACE_UPSTREAM_KEY)")
+    upstream_key: Key = Field(None, description="key for the rollout servers (or set HEADRACE_UPSTREAM_KEY)")
     connect_s: float = Field(5, gt=0, description="longest wait for a connection to a rollout server")
     idle_s: float = Field(
         600, gt=0, description="longest silence of a rollout server, or wait for an agent to read on, within a call"
     )
     call_s: float = Field(3600, gt=0, description="longest call in all")
 
-    api_key: str | None = Field(None, description="key that agents must present (or set HEADRACE_API_KEY)")
-    reward_key: str | None = Field(
+    api_key: Key = Field(None, description="key that agents must present (or set HEADRACE_API_KEY)")
+    reward_key: Key = Field(
         None, description="key for rewards and completions, so that an agent cannot pay itself (or HEADRACE_REWARD_KEY)"
     )
-    admin_key: str | None = Field(
+    admin_key: Key = Field(
         None, description="key for policy versions, servers, pausing and the pool (or HEADRACE_ADMIN_KEY)"
     )
     tenants: str | None = Field(
         None, description="file (YAML, JSON or TOML) of tenants: their keys, channels, rates and bounds"
     )
     backups: str | None = Field(
-        None, description="folder below which the pool's `backup` may copy its journal; without one it is refused"
+        None,
+        min_length=1,
+        description="folder below which the pool's `backup` may copy its journal; without one it is refused",
     )
     max_body_mb: float = Field(64, gt=0, description="largest request that is taken")
     max_in_flight: int = Field(4096, ge=1, description="calls at once; more are answered 503 with Retry-After")
@@ -123,7 +126,9 @@ class GatewaySettings(BaseModel):
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
     dashboard: DashboardMode = Field("edit", description=DASHBOARD_HELP)
     dashboard_metrics: str | None = Field(
-        None, description="a trainer's metrics.jsonl, whose curves the dashboard shows; it need not be there yet"
+        None,
+        min_length=1,
+        description="a trainer's metrics.jsonl, whose curves the dashboard shows; it need not be there yet",
     )
 
     sampling: list[str] = Field(

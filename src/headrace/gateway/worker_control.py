@@ -74,7 +74,8 @@ class WorkerControl:
         return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED_ROUTES]
 
     async def shared(self, request: Request) -> Response:
-        """Hands a request to every worker; one answer out of theirs, or the first that is no 200."""
+        """Hands a request to every worker; one answer out of theirs, or the first that is no 200. Where one could not
+        be paused, none is."""
         path, headers, body = await _handed_on(request)
         if request.url.path == "/health":
             return await self._health(path, headers)
@@ -101,8 +102,15 @@ class WorkerControl:
         if wrong is None and changes:
             self._remember(request.method, path, body, _lasts_s(request.url.path, answers[0].body))
         if wrong is not None:
+            if request.url.path == "/pause" and any(answer.status == 200 for answer in answers):
+                await self._resume(path.replace("/pause", "/resume", 1), headers)
             return Response(wrong.body, wrong.status, media_type=wrong.kind)
         return Response(join_answers(request.url.path, answers), 200, media_type=answers[0].kind)
+
+    async def _resume(self, path: str, headers: Mapping[str, str]) -> None:
+        """Resumes every worker, also one that hears only of the pause before."""
+        self._remember("POST", path, b"", math.inf)
+        await asyncio.gather(*(self._ask(worker, "POST", path, b"", headers) for worker in self._workers.values()))
 
     async def _health(self, path: str, headers: Mapping[str, str]) -> Response:
         """The first trouble that a worker has; one that does not answer soon is one. Always an answer, and at once."""
@@ -169,8 +177,9 @@ class WorkerControl:
         self._changed += 1
         change = (self._changed, method, path, body, time.monotonic() + lasts_s)
         if route in ("/pause", "/resume"):  # a resume is remembered too: a worker may be hearing of the pause just now
-            model = parse_qs(path.partition("?")[2]).get("model", [""])[0]
-            self._replace(("pause", model), change, over=("pause", model) if model else ("pause",))
+            model = parse_qs(path.partition("?")[2], keep_blank_values=True).get("model", [])[:1]
+            pause = ("pause", *model)  # an empty name is the default's; without any it is of all
+            self._replace(pause, change, over=pause)
             return
         fields = orjson.loads(body)
         which = str(fields.get("server") or fields.get("address") or "")

@@ -189,7 +189,7 @@ def test_without_open_it_says_what_to_do_in_the_dialects_own_words(gateway: Runn
     for path in ("messages", "messages/count_tokens"):
         answer = gateway.post(f"/v1/{path}", {})
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
-    assert gateway.get("/v1/models").status_code == 404
+    assert error_of(gateway.get("/v1/models"), 404)["code"] == "not_open"
     assert gateway.post("/v1/feedback", {"response_id": "x", "reward": 1}).status_code == 404
 
 

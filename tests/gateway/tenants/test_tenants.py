@@ -301,6 +301,7 @@ def attack(address: str, bases: list[str], done: list[Any]) -> set[int]:
 WRONG: dict[str, tuple[Json, str]] = {
     "no keys": ({"a": {"keys": []}}, "tenants.a: keys is empty"),
     "an empty key": ({"a": {"keys": [""]}}, "tenants.a: a key is empty"),
+    "a key that no header carries": ({"a": {"keys": ["сек-рет"]}}, "tenants.a: one of its keys: a key is printable"),
     "a key that is not set": ({"a": {"keys": ["env:HEADRACE_NO_SUCH"]}}, "HEADRACE_NO_SUCH is not set"),
     "one key for two": ({"a": {"keys": ["k"]}, "b": {"keys": ["k"]}}, "tenants.b: one of its keys stands twice"),
     "one key for both roles": ({"a": {"keys": ["k"], "reward_keys": ["k"]}}, "one of its keys stands twice"),
@@ -323,6 +324,8 @@ def test_what_could_not_work_is_refused_and_no_key_is_told(tmp_path: Path, tenan
 def test_a_key_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TEST_KEY", "out of sight")
     assert read_tenants(written(tmp_path, {"a": {"keys": ["env:HEADRACE_TEST_KEY"]}}))["a"].keys == ["out of sight"]
+    monkeypatch.setenv("HEADRACE_TEST_KEY", "of a file\n")
+    assert read_tenants(written(tmp_path, {"a": {"keys": ["env:HEADRACE_TEST_KEY"]}}))["a"].keys == ["of a file"]
 
 
 def test_a_tenants_key_cannot_be_the_gateways(tmp_path: Path) -> None:

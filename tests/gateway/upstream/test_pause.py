@@ -23,7 +23,14 @@ from tests.gateway.wire import Writer, event, hangs, respond, send
 from tests.matrix import paired
 
 from headrace.data import InvalidInput
-from headrace.gateway.upstream import CannotPause, RolloutServerFailed, SampledChoice, Upstream, UpstreamRequest
+from headrace.gateway.upstream import (
+    CannotPause,
+    NoRolloutServer,
+    RolloutServerFailed,
+    SampledChoice,
+    Upstream,
+    UpstreamRequest,
+)
 from headrace.gateway.upstream.gate import Gate
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -101,6 +108,29 @@ async def test_a_pause_that_nobody_ends_ends_by_itself_and_that_is_said(puppet: 
         await upstream.pause("keep")
         assert upstream.overdue is None
         await upstream.resume()
+
+
+async def test_a_server_with_weights_that_nobody_verified_stays_out_when_a_pause_ends_by_itself(
+    own: Client, vocabulary: Vocabulary
+) -> None:
+    async with connected(vocabulary, own.host, probe_s=0.05) as upstream:
+        frozen = asyncio.create_task(upstream.sample(upstream_request(**LONGER)))
+        await until(lambda: begun(own))
+        await upstream.pause("keep", 3600)
+        await in_thread(own.post, "/update_weight_version", {"new_version": "unverified"})
+        await upstream.pause("keep", 0.05)
+        with pytest.raises(RolloutServerFailed):
+            await frozen
+        await until(lambda: not upstream.paused)
+        with pytest.raises(NoRolloutServer, match="loaded and not verified"):
+            await upstream.sample(upstream_request())
+        await in_thread(own.post, "/resume")  # by hand: it is not used even so
+        with pytest.raises(NoRolloutServer, match="loaded and not verified"):
+            await upstream.sample(upstream_request())
+        await in_thread(own.post, "/update_weight_version", {"new_version": "7"})
+        await until(lambda: upstream.ready)
+        (choice,) = (await upstream.sample(upstream_request())).choices
+        assert choice.spans == ((0, 7),)
 
 
 async def test_a_pause_that_is_asked_for_again_lasts_anew_and_a_resume_ends_its_lease(

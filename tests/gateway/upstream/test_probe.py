@@ -124,6 +124,22 @@ async def test_servers_with_different_log_probs_are_trouble(modal: Make, vocabul
         assert upstream.trouble is None
 
 
+async def test_a_server_that_comes_later_and_does_not_match_is_left_out_alone(
+    puppet: Make, modal: Make, vocabulary: Vocabulary
+) -> None:
+    good = await modal("raw")
+    wrong, other = await puppet(), await modal("processed")
+    wrong.answers["/tokenize"] = (200, {"tokens": [1]})
+    async with connected(vocabulary, good) as upstream:
+        for late in (wrong, other):
+            await upstream.add(late.address)
+        found = {server["address"]: (server["state"], server["reason"]) for server in upstream.describe()}
+        assert [found[server.address][0] for server in (good, wrong, other)] == ["up", "unfit", "unfit"]
+        assert f"it gives processed log-probs, {good.address} raw ones" in found[other.address][1]
+        assert (upstream.trouble, upstream.ready) == (None, True)
+        assert {(await upstream.sample(upstream_request())).server for _ in range(3)} == {good.address}
+
+
 async def test_trouble_ends_when_the_server_was_mended(puppet: Make, vocabulary: Vocabulary) -> None:
     server = await puppet()
     server.answers["/tokenize"] = (200, {"tokens": [1]})

@@ -9,8 +9,9 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -33,7 +34,7 @@ from headrace.gateway.routes.bodies import (
     TrajectoryStatesBody,
 )
 from headrace.gateway.sessions import SAMPLING_FIELD, Session, forced_sampling
-from headrace.pool.errors import Gone, NotFound
+from headrace.pool.errors import Gone, NotFound, WasForgotten
 from headrace.pool.operation import Completion
 
 #: First segments of our own routes: no trajectory can be called so.
@@ -255,7 +256,8 @@ class TrajectoryRoutes:
         return json_response({"items": items})
 
     async def delete_trajectory(self, request: Request) -> Response:
-        """Removes a trajectory and all of its steps for good; its group waits for another in its place."""
+        """Removes a trajectory and all of its steps for good; its group waits for another in its place. A request that
+        comes again ends what the first one began."""
         gateway = self.gateway
         caller = gateway.access.caller(request, Role.REWARD)
         uid = caller.uid(path_uid(request, "trajectory_uid"))
@@ -264,10 +266,13 @@ class TrajectoryRoutes:
             await gateway.flushed(uid)
             try:
                 await gateway.pool.aio.trajectory(uid)
+            except WasForgotten:
+                pass
             except Gone as error:
                 raise Refusal(f"{error}; it can no longer be deleted here", 409, code="trajectory_complete") from None
             for model in gateway.models:
-                await gateway.pool.aio.forget(model.uid_of(uid))
+                await gateway.pool.aio.forget(model.uid_of(uid), erase=False)
+            await gateway.pool.aio.forget(uid)  # what of all of them stands in files
             await gateway.forget(uid)
         return json_response({"status": "ok"})
 
@@ -312,9 +317,19 @@ def _as_named_by(caller: Caller, row: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _reached(request: Request) -> str:
-    """The address under which the caller reached us."""
+    """The address under which the caller reached us; its connection's own where it named none, or all of ours
+    (`0.0.0.0`), which from another machine would be that machine's."""
     host = request.headers.get("host")
-    if not host:
-        server = request.scope.get("server") or ("127.0.0.1", None)
-        host = f"{server[0]}:{server[1]}" if server[1] else server[0]
+    if not host or _is_unspecified(host):
+        address, port = request.scope.get("server") or ("127.0.0.1", None)
+        named = f"[{address}]" if ":" in address else address
+        named = "127.0.0.1" if _is_unspecified(named) else named
+        host = f"{named}:{port}" if port else named
     return f"{request.scope.get('scheme', 'http')}://{host}"
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ip_address(urlsplit(f"//{host}").hostname or "").is_unspecified
+    except ValueError:  # a name
+        return False

@@ -59,6 +59,8 @@ class WhiteBoxRoutes:
                 "stop_reason": choice.sampled.finish_reason,
                 "policy_version": turn.version,
                 "version_spans": [list(span) for span in choice.sampled.spans],
+                "sampling": turn.upstream_request.sampling,
+                "logprobs_mode": calls.log_prob_mode,
             }
         )
 

@@ -315,7 +315,7 @@ class ServerCall:
 #: Kinds of failure after which a server is down until a probe finds it well.
 DOWN_KINDS = frozenset({"unreachable", "status", "denied", "hang", "cut"})
 #: Kinds of failure that mean no more than that the server was not available.
-UNAVAILABLE_KINDS = frozenset({"unreachable", "status", "busy"})
+UNAVAILABLE_KINDS = frozenset({"unreachable", "status", "busy", "hang"})
 
 
 class Dispatch:

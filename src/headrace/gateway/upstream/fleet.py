@@ -17,7 +17,15 @@ from headrace.gateway.upstream.errors import RolloutServerFailed
 from headrace.gateway.upstream.gate import Gate
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import Balancing, UpstreamOptions
-from headrace.gateway.upstream.server import ServerProbe, ServerState, Unfit, UpstreamServer, model_root, normal_address
+from headrace.gateway.upstream.server import (
+    ServerProbe,
+    ServerState,
+    Unfit,
+    Unverified,
+    UpstreamServer,
+    model_root,
+    normal_address,
+)
 from headrace.tokens.vocabulary import Vocabulary
 
 log = logging.getLogger("headrace.gateway.upstream")
@@ -112,6 +120,9 @@ class Fleet:
         self.up: tuple[UpstreamServer, ...] = ()
         #: Whether one of them was up before.
         self.found = False
+        #: Whether all were verified once, and whether calls were possible since: from then on a server that does not
+        #: match stops no call, and is left out alone.
+        self._verified = self._settled = False
         self._look = asyncio.Event()
         self._client: UpstreamClient | None = None
         self._vocabulary: Vocabulary | None = None
@@ -176,6 +187,8 @@ class Fleet:
         """Verifies every server, each within `verify_s`, whatever becomes of it."""
         self._client, self._vocabulary = client, vocabulary
         await asyncio.gather(*(self.verify(server) for server in self.servers.values()))
+        self._verified = True
+        self._settle()
 
     async def watch(self) -> None:
         """Probes what is down or unfit, for as long as it runs; one that does not answer holds up no other."""
@@ -217,12 +230,15 @@ class Fleet:
                     raise RolloutServerFailed(
                         f"it was started anew, with weights that are not version {server.version}; publish to it", "old"
                     )
+                self._check_log_probs(server, found.log_prob_mode)
         except TimeoutError:
             self._judged(server, "down", f"the probe took longer than {self._options.verify_s:g} s (is it paused?)")
         except RolloutServerFailed as error:
             self._judged(server, "down", str(error))
         except Unfit as error:
             self._judged(server, "unfit", str(error))
+        except Unverified as error:
+            self._judged(server, "paused", str(error))
         else:
             server.model, server.max_model_len = found.model, found.max_model_len
             server.log_prob_mode, server.generate = found.log_prob_mode, found.generate
@@ -234,11 +250,12 @@ class Fleet:
     async def _held_by_others(self, server: UpstreamServer, probe: ServerProbe) -> bool:
         """Whether a server is paused, which no pause of this gateway's is the reason for: its predecessor's was, which
         ended without a word, or a trainer's. Weights may be under way to it, so it is left alone for as long as a pause
-        may take, and then let go on."""
+        may take, and then let go on, unless it has weights that nobody verified (`Unverified`)."""
         now = asyncio.get_running_loop().time()
         if not await probe.paused():
             server.paused_since = None
             return False
+        await probe.version()
         if server.paused_since is None:
             server.paused_since = now
         left_s = self._options.foreign_pause_s - (now - server.paused_since)
@@ -260,10 +277,30 @@ class Fleet:
             probe = ServerProbe(self._client, server, self._vocabulary, self._options)
             async with asyncio.timeout(self._options.verify_s):
                 server.numbered = await probe.version() is not None
-        except (TimeoutError, RolloutServerFailed) as error:
+        except (TimeoutError, RolloutServerFailed, Unverified) as error:
             log.debug("%s does not tell its version: %s", server.address, error)
         if server.state in ("down", "paused"):
             self._look.set()  # new weights may be what it was waiting for
+
+    async def hold_unverified(self, servers: Iterable[UpstreamServer]) -> list[UpstreamServer]:
+        """Of these, the servers that say that nobody verified their weights, or do not answer; they are taken out."""
+        asked = list(servers)
+        found = await asyncio.gather(*map(self._is_verified, asked))
+        return [server for server, verified in zip(asked, found, strict=True) if not verified]
+
+    async def _is_verified(self, server: UpstreamServer) -> bool:
+        if self._client is None or self._vocabulary is None:
+            return True  # it was not used yet, and `start` will ask
+        try:
+            async with asyncio.timeout(self._options.verify_s):
+                await ServerProbe(self._client, server, self._vocabulary, self._options).version()
+        except Unverified as error:
+            self._judged(server, "paused", str(error))
+            return False
+        except (TimeoutError, RolloutServerFailed) as error:
+            self.down(server, str(error) or "it did not say which version its weights have")
+            return False
+        return True
 
     def _judged(self, server: UpstreamServer, state: ServerState, reason: str | None) -> None:
         if server.state == "leaving":
@@ -282,12 +319,28 @@ class Fleet:
         server.state, server.reason = state, reason
         self.up = tuple(known for known in self.servers.values() if known.state == "up")
         self.found = self.found or bool(self.up)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._settled = self._settled or (self._verified and self.found and self.trouble is None)
+
+    def _check_log_probs(self, server: UpstreamServer, mode: str) -> None:
+        """Raises `Unfit` for a server that comes to others, is not like them, and must not stop them."""
+        for other in self.up if self._settled else ():
+            if other is not server and "unknown" not in (mode, other.log_prob_mode) and mode != other.log_prob_mode:
+                raise Unfit(
+                    f"it gives {mode} log-probs, {other.address} {other.log_prob_mode} ones; "
+                    "start all with the same --logprobs-mode"
+                )
 
     # -- what follows from it ------------------------------------------------------------------------------------------
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing must be sampled: a server of another model, or different log-probs. None where nothing is."""
+        """Why nothing must be sampled: a server of another model, or different log-probs, that a start has found. None
+        where nothing is, and once calls were possible."""
+        if self._settled:
+            return None
         for server in self.servers.values():
             if server.state == "unfit":
                 return f"rollout server {server.address} does not match: {server.reason}"

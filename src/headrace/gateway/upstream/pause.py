@@ -27,7 +27,8 @@ PAUSE_MODES = ("drain", "keep", "abort-resume")
 class PauseControl:
     """Pauses and resumes all servers.
 
-    The gate is closed before any server is asked, and open again whenever a pause failed or its lease ran out."""
+    The gate is closed before any server is asked, and open again whenever a pause failed or its lease ran out. Then
+    servers with weights that nobody verified are taken out, and what was frozen on them ends."""
 
     def __init__(self, fleet: Fleet, gate: Gate, options: UpstreamOptions, deadlines: Iterable[Deadline]) -> None:
         self.client: UpstreamClient | None = None
@@ -73,7 +74,14 @@ class PauseControl:
     def _expire(self, lease_s: float) -> None:
         self.overdue = f"nobody resumed within the {lease_s:g} s that a pause was for: calls go on without a word"
         log.error("%s", self.overdue)
-        self._ending = asyncio.ensure_future(self.resume())
+        self._ending = asyncio.ensure_future(self._resume_verified())
+
+    async def _resume_verified(self) -> None:
+        async with self._one_at_a_time:
+            held = await self._fleet.hold_unverified({*self._paused, *self._fleet.up})
+            await asyncio.gather(*(self._ask(server, "/pause?mode=abort") for server in held), return_exceptions=True)
+            self._paused = [server for server in self._paused if server not in held]
+            await self._release()
 
     async def _freeze(self, mode: str) -> None:
         for deadline in self._deadlines:

@@ -15,6 +15,7 @@ from yarl import URL
 
 from headrace.data.adapter_name import adapter_version
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.weight_version import UNVERIFIED
 from headrace.gateway.upstream.errors import RolloutServerFailed, read_fault
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
@@ -22,8 +23,8 @@ from headrace.gateway.upstream.wire import version_number
 from headrace.tokens.check import SAMPLE, LogProbMode, log_prob_mode, tokenization_trouble
 from headrace.tokens.vocabulary import Vocabulary
 
-#: `new` was never verified, `down` is probed until it is verified again, `paused` too, by somebody else, `unfit` must
-#: not be used, `leaving` takes no new calls.
+#: `new` was never verified, `down` is probed until it is verified again, `paused` too, by somebody else or for weights
+#: that nobody verified, `unfit` must not be used, `leaving` takes no new calls.
 ServerState = Literal["new", "up", "down", "paused", "unfit", "leaving"]
 
 
@@ -117,6 +118,13 @@ class Unfit(Exception):
     """Why a server must not be used."""
 
 
+class Unverified(Exception):
+    """A trainer has loaded weights into a server and not verified them: it must not be used until one has."""
+
+    def __init__(self) -> None:
+        super().__init__("its weights are loaded and not verified: a publish ends that")
+
+
 class ProbeResult(msgspec.Struct, frozen=True):
     """What a probe found out about a server that may be used."""
 
@@ -155,7 +163,8 @@ class ServerProbe:
         await self._ask("POST", "/resume")
 
     async def verify(self) -> ProbeResult:
-        """Asks everything; raises `Unfit` for a server that must not be used, `RolloutServerFailed` without answers."""
+        """Asks everything; raises `Unfit` for a server that must not be used, `Unverified` for one that must not be
+        yet, `RolloutServerFailed` without answers."""
         model, longest, adapters = await self._model()
         await self._tokenization(model)
         mode = await self._mode(model)
@@ -236,10 +245,12 @@ class ServerProbe:
         return isinstance(first, dict) and isinstance(first.get("token_ids"), list)
 
     async def version(self) -> int | None:
-        """The number that the server's weights have, where it knows one."""
+        """The number that the server's weights have, where it knows one; raises `Unverified`."""
         status, data = await self._ask("GET", "/weight_info")
         found = _json(data) if status == 200 else None
         told = found.get("weight_version") if isinstance(found, dict) else None
+        if told == UNVERIFIED:
+            raise Unverified
         return version_number(told) if isinstance(told, str) else None
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
