@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,6 +27,15 @@ from headrace import DataPool, connect
 from headrace.tokens import Renderer, load_renderer
 
 PATIENCE_S = 240
+
+#: A function's file that is imported for longer than any test takes, and says that it is.
+SLOW = """
+import os, pathlib, time
+pathlib.Path(__file__).with_name("part").write_text(str(os.getpid()))
+os.replace(pathlib.Path(__file__).with_name("part"), pathlib.Path(__file__).with_name("importing"))
+time.sleep(3600)
+def score(sample): return 0.0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +118,25 @@ def test_a_killed_loop_loses_nothing_and_agents_do_not_wait_for_the_judge(
         assert told == {"scored": 3, "kept": 0, "late": 0, "quarantined": 0, "waited": 0, "failures": {}}
         assert second.process.returncode == 0
         assert pool.stats()["balanced"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_stopped_while_functions_are_imported(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    reward = write(tmp_path / "reward.json", {"functions": ["slow.py:score"]})
+    flags = ["--reward", reward, "--pool", "http://127.0.0.1:9", "--tokenizer-path", folder]
+    process = subprocess.Popen([*COMMAND, "reward", "start", *map(str, flags)], stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: (tmp_path / "importing").exists())
+        child = int((tmp_path / "importing").read_text())
+        process.send_signal(how)
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert json.loads(out)["scored"] == 0
+    assert not psutil.pid_exists(child)
 
 
 @pytest.fixture

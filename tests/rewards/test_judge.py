@@ -204,7 +204,7 @@ async def test_a_request_that_is_wrong_is_not_repeated(server: Server) -> None:
 
 async def test_a_judge_that_hangs_costs_its_sample_alone(server: Server) -> None:
     server.reply = lambda body, at: None if '"answer": "hang"' in body["messages"][1]["content"] else chat("Score: 5")
-    async with judged(server, retries=0, timeout_s=3.0) as reward:
+    async with judged(server, retries=0, timeout_s=6.0) as reward:
         assert values(await reward.score([Sample(text="hang"), SAMPLE])) == ["timeout", 0.5]
 
 

@@ -12,13 +12,14 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
+from headrace.data.errors import InvalidInput
 from headrace.rewards import Reward, RewardConfig, RewardFailure, Sample, Sandbox, SandboxLimits, SandboxUnavailable
 from headrace.rewards.sandbox import SandboxResult
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux'")
 
-#: A processor second, and by the clock as long as a busy machine may need for it.
-LIMITS = SandboxLimits(cpu_s=1, wall_s=120, memory_mb=256, processes=8, files_mb=2)
+#: Seconds that a busy machine does not come near, which takes ten times as long for the same.
+LIMITS = SandboxLimits(cpu_s=60, wall_s=120, memory_mb=256, processes=8, files_mb=2)
 
 
 @pytest.fixture(params=[True, False], ids=["namespaces", "none"])
@@ -50,12 +51,17 @@ def test_one_that_fails_tells_how(sandbox: Sandbox) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (1, "so far\n", "no more\n")
 
 
-def test_an_endless_loop_ends_with_its_processor_time(sandbox: Sandbox) -> None:
-    assert sandbox.run("while True: pass").ended == "cpu"
-
-
-def test_a_signal_handler_does_not_lengthen_it(sandbox: Sandbox) -> None:
-    assert sandbox.run("import signal\nsignal.signal(signal.SIGXCPU, lambda *_: None)\nwhile True: pass").ended == "cpu"
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("while True: pass", id="loop"),
+        pytest.param("import signal\nsignal.signal(signal.SIGXCPU, lambda *_: None)\nwhile True: pass", id="handler"),
+    ],
+)
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_an_endless_loop_ends_with_its_processor_time(program: str, namespaces: bool) -> None:
+    limits = LIMITS.model_copy(update={"cpu_s": 1})
+    assert Sandbox(limits, namespaces=namespaces).run(program).ended == "cpu"
 
 
 def test_one_that_waits_ends_by_the_clock() -> None:
@@ -175,13 +181,35 @@ def test_nothing_is_left_of_a_run(sandbox: Sandbox, shared: Path, monkeypatch: p
     assert list(shared.iterdir()) == []
 
 
-async def test_a_machine_that_cannot_confine_fails_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_that_cannot_confine_says_so_at_the_start_and_fails_each_sample_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("headrace.rewards.sandbox.MUST_HOLD", ("files", "a moat"))
     with pytest.raises(SandboxUnavailable, match="a moat cannot be held"):
         Sandbox(LIMITS).run("print(1)")
     assert Sandbox(LIMITS, trusted=True).run("print(1)").stdout == "1\n"
     async with Reward(RewardConfig(rules=[{"use": "unit_tests"}], retries=1)) as reward:
+        with pytest.raises(InvalidInput, match=r"unit_tests: .*a moat cannot be held.*say `trusted: true`"):
+            await reward.ready()
         (outcome,) = await reward.score([Sample(text="```\nx = 1\n```", ground_truth="assert x == 1")])
     assert isinstance(outcome, RewardFailure)
-    assert outcome.reason == "unavailable"
-    assert reward.counters.retried == 1
+    assert (outcome.reason, outcome.again) == ("unavailable", False)
+    assert reward.counters.retried == 0
+
+
+async def test_one_that_can_or_that_is_trusted_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Reward(RewardConfig(rules=[{"use": "unit_tests"}])) as reward:
+        await reward.ready()
+    monkeypatch.setattr("headrace.rewards.sandbox.MUST_HOLD", ("a moat",))
+    async with Reward(RewardConfig(rules=[{"use": "unit_tests", "trusted": True}])) as reward:
+        await reward.ready()
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_another_system_than_linux_runs_nothing_whoever_is_trusted(
+    trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(SandboxUnavailable, match="by means of Linux, and this is darwin") as refusal:
+        Sandbox(LIMITS, trusted=trusted).run("print(1)")
+    assert not refusal.value.again

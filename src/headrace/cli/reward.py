@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,20 @@ from pydantic import Field, model_validator
 from rich.console import Console
 
 from headrace.cli.actors import ActorOptions, attended
-from headrace.cli.common import RETRY_S, log_to_stderr, on_terminal, pool_key, print_json, print_rows, remark
+from headrace.cli.common import (
+    RETRY_S,
+    StopHandler,
+    on_terminal,
+    pool_key,
+    print_json,
+    print_rows,
+    remark,
+)
 from headrace.commands import CommandModel, Positional, command, group
 from headrace.data.errors import HeadraceError
+from headrace.data.visible import log_to_stderr, visible
 from headrace.extras import require_for
+from headrace.files import Key
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import DEFAULT_CHANNEL
 
@@ -49,7 +58,7 @@ class RewardStartCommand(ActorOptions, CommandModel):
     )
     channel: list[str] = Field([DEFAULT_CHANNEL], description="a channel to score; may be given several times")
     tokenizer_path: str | None = Field(None, description="folder of the tokenizer that agents were served with")
-    key: str | None = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
+    key: Key = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
     patience_s: float = Field(
         1800, ge=0, description="how long a judge may be out of reach before what it should score is quarantined"
     )
@@ -122,12 +131,9 @@ class RewardStartCommand(ActorOptions, CommandModel):
         from headrace.rewards.worker import LocalRewardWorker
 
         assert self.pool is not None
-        told = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, told.set)
+        stop = StopHandler()
         pool = connect(self.pool, key=pool_key(self.key), retry_s=RETRY_S)
         worker = LocalRewardWorker(config)
-        await worker.ready()
         loop = RewardLoop(
             pool,
             worker,
@@ -137,16 +143,13 @@ class RewardStartCommand(ActorOptions, CommandModel):
             concurrency=config.concurrency,
             patience_s=self.patience_s,
         )
-        scoring = asyncio.create_task(loop.run(lambda: print(f"reward loop ready on {self.pool}", flush=True)))
-        ending = asyncio.create_task(told.wait())
         try:
-            await asyncio.wait({scoring, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if scoring.done():
-                scoring.result()
+            await worker.ready()
+            await loop.run(lambda: print(f"reward loop ready on {self.pool}", flush=True))
+        except asyncio.CancelledError:
+            pass  # it was told to end
         finally:
-            for task in (scoring, ending):
-                task.cancel()
-            await asyncio.gather(scoring, ending, return_exceptions=True)
+            stop.calls(lambda: None)
             await worker.aclose()
             await pool.aclose()
         return loop.told()
@@ -186,7 +189,7 @@ class RewardTryCommand(CommandModel):
     channel: str = Field(DEFAULT_CHANNEL, description="the channel")
     limit: int = Field(1000, ge=1, description="trajectories to score; the group of the last one is scored whole")
     worst: int = Field(5, ge=0, description="groups to show in which signs change")
-    key: str | None = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
+    key: Key = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
     as_json: bool = Field(False, alias="json", description="print JSON")
 
     def execute(self) -> None:
@@ -302,7 +305,8 @@ def _print(told: dict[str, Any]) -> None:
     for name, line in lines.items():
         print(f"{name}\t{line}")
     for failure in told["failures"]:
-        print(f"failed\t{failure['trajectory_uid']}\t{failure['source']}: {failure['reason']}: {failure['detail']}")
+        why = f"{failure['source']}: {failure['reason']}: {failure['detail']}"
+        print(f"failed\t{visible(failure['trajectory_uid'])}\t{visible(why)}")
     worst = [
         {"group": found["prompt_uid"], "trajectory": row["trajectory_uid"], **row}
         for found in told["worst_groups"]

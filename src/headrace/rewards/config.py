@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.data.errors import InvalidInput
-from headrace.files import checked, nearest, read
+from headrace.files import checked, expanded, nearest, read
 from headrace.rewards.judge import RewardJudgeConfig
 from headrace.rewards.reward_model import RewardModelConfig
 from headrace.rewards.rule import Rule
@@ -86,7 +86,7 @@ class RewardFunctionConfig(BaseModel):
         where, _, function = self.use.rpartition(":")
         if not where.endswith(".py"):
             return self
-        path = (base / Path(where).expanduser()).resolve()
+        path = (base / expanded(where)).resolve()
         if not path.is_file():
             raise InvalidInput(f"functions: there is no file {path}, in which {function!r} should be")
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import statistics
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.keys import configured_key
 from headrace.net.async_client import AsyncHttpClient
 from headrace.net.http_answer import BadAddress, NoAnswer, seconds_of, split_address
 from headrace.rewards.answers import THOUGHT
@@ -221,9 +221,10 @@ def key_of(variable: str | None) -> str | None:
     """The key that an environment variable holds. Raises `InvalidInput` where it is named and not set."""
     if variable is None:
         return None
-    if not os.environ.get(variable):
+    found = configured_key(None, variable)
+    if found is None:
         raise InvalidInput(f"key_env: the environment variable {variable} is not set; it should hold the server's key")
-    return os.environ[variable]
+    return found
 
 
 async def answer_of(client: AsyncHttpClient, path: str, body: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class Reward:
         ]
 
     async def ready(self) -> None:
-        """Returns once all sources can score. Raises `InvalidInput` for a function that cannot be imported. Without it,
-        such a function fails every sample."""
+        """Returns once all sources can score. Raises `InvalidInput` for a function that cannot be imported, and where
+        programs of `unit_tests` cannot be run here. Without it, such a source fails every sample."""
         for source in self._sources:
             await source.ready()
 
@@ -150,6 +150,9 @@ class ThreadedRuleSource(RewardSource):
         self._counters = counters
         self._at_once = min(config.concurrency, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(self._at_once, thread_name_prefix=f"reward-{name}")
+
+    async def ready(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._rule.ready)
 
     async def scores(self, samples: Sequence[Sample]) -> list[Outcome]:
         return await spread(samples, self._score, self._at_once)

@@ -34,6 +34,10 @@ class Rule(BaseModel):
 
     place: ClassVar[Place] = "here"
 
+    def ready(self) -> None:
+        """Called before the first sample of a rule that is computed in threads. Raises `InvalidInput` where it can
+        score nothing on this machine."""
+
     @abstractmethod
     def score(self, sample: Sample) -> float | Score:
         """What the answer is worth. Raises `RewardFailure` where that cannot be said."""

@@ -3,8 +3,8 @@
 A program gets a scratch folder, an environment without anything of ours, and limits of time, memory, files and
 processes. It has no network, writes nothing outside of its folder, reads Python and the system's libraries, and is gone
 with all its children when `run` returns. `sandbox_child.py` says by which of Linux' means; none needs root. Where one
-cannot be had (another system, an old kernel), nothing is run and `SandboxUnavailable` says what is missing, unless
-`trusted` is set.
+cannot be had (an old kernel), nothing is run and `SandboxUnavailable` says what is missing, unless `trusted` is set; on
+another system nothing is run at all.
 
 What it is not: a virtual machine. A hole in the kernel is a hole in it.
 """
@@ -42,6 +42,11 @@ class SandboxUnavailable(HeadraceError):
     """This machine cannot confine a program, or the sandbox could not be started."""
 
     code = "sandbox_unavailable"
+
+    def __init__(self, message: str, *, again: bool = True) -> None:
+        super().__init__(message)
+        #: Whether another attempt could end otherwise.
+        self.again = again
 
 
 class SandboxLimits(BaseModel):
@@ -81,7 +86,7 @@ class Sandbox:
     """Runs Python programs, each in a process and a folder of its own. It holds nothing between two runs, and may be
     used by several threads.
 
-    `readable` are further paths that programs may read. `trusted` runs them also where they cannot be confined, under
+    `readable` are further paths that programs may read. `trusted` runs them also where Linux cannot confine them, under
     whatever of it holds. `namespaces` False does without them, as on machines that forbid them.
     """
 
@@ -104,7 +109,7 @@ class Sandbox:
         A program that fails, or is ended by a limit, is a result. Raises `SandboxUnavailable` where it was not run.
         """
         if sys.platform != "linux":
-            raise SandboxUnavailable(f"programs are confined by means of Linux, and this is {sys.platform}")
+            raise SandboxUnavailable(f"programs are run by means of Linux, and this is {sys.platform}", again=False)
         folder = Path(tempfile.mkdtemp(prefix="headrace-sandbox-"))
         try:
             folder.chmod(0o711)  # so that the sandbox's user gets to the scratch folder below, and sees no other
@@ -213,7 +218,8 @@ def _result(told: list[dict[str, Any]], stdout: str, stderr: str, late: bool, cp
         if "lacking" in line:
             raise SandboxUnavailable(
                 f"this machine cannot confine a program: {', '.join(line['lacking'])} cannot be held (it needs Linux "
-                "5.13 or newer with Landlock and seccomp). To run programs all the same, say `trusted: true`"
+                "5.13 or newer with Landlock and seccomp). To run programs all the same, say `trusted: true`",
+                again=False,
             )
     if not told:
         if late:

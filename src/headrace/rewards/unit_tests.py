@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from headrace.data.errors import shown
+from headrace.data.errors import InvalidInput, shown
 from headrace.rewards.rule import Place, Rule, behind_thoughts, last_block, rule, truth_of
 from headrace.rewards.sample import RewardFailure, Sample, Score
 from headrace.rewards.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxUnavailable
@@ -67,7 +67,17 @@ class UnitTests(Rule):
     before: str = Field("", description="code that stands before the answer's program, such as imports")
     limits: SandboxLimits = Field(default_factory=lambda: SandboxLimits(), description="what a program may use up")
     readable: list[Path] = Field([], description="further paths that a program may read, such as data")
-    trusted: bool = Field(False, description="run programs also where this machine cannot confine them")
+    trusted: bool = Field(False, description="run programs also where this machine's Linux cannot confine them")
+
+    def ready(self) -> None:
+        try:
+            self._sandbox.run("")
+        except SandboxUnavailable as error:
+            raise InvalidInput(f"unit_tests: {error}") from error
+
+    @property
+    def _sandbox(self) -> Sandbox:
+        return Sandbox(self.limits, readable=self.readable, trusted=self.trusted)
 
     def score(self, sample: Sample) -> Score:
         tests = read_tests(truth_of(sample))
@@ -75,15 +85,14 @@ class UnitTests(Rule):
         program = last_block(text) if self.fenced else text
         if program is None:
             return Score(0.0, info={"tests": "the answer has no fenced block"})
-        sandbox = Sandbox(self.limits, readable=self.readable, trusted=self.trusted)
         program = f"{self.before}\n{program}" if self.before else program
         try:
             if isinstance(tests, Checks):
-                passed, result = self._checked(sandbox, program, tests)
+                passed, result = self._checked(self._sandbox, program, tests)
             else:
-                passed, result = self._exchanged(sandbox, program, tests)
+                passed, result = self._exchanged(self._sandbox, program, tests)
         except SandboxUnavailable as error:
-            raise RewardFailure(str(error), "unavailable") from error
+            raise RewardFailure(str(error), "unavailable", again=error.again) from error
         share = passed / len(tests)
         info = {"tests": f"{passed} of {len(tests)}", "ended": result.ended}
         if share < 1 and result.stderr.strip():

@@ -66,7 +66,7 @@ def test_the_sample_is_right_by_its_own_answers() -> None:
 
 @pytest.fixture
 def checker() -> Iterator[Checker]:
-    found = Checker(processes=1, seconds=1)
+    found = Checker(processes=1, seconds=4)
     yield found
     found.close()
 
