@@ -58,6 +58,39 @@ async def test_a_rollout_that_hangs_past_its_time_is_broken_off_and_its_place_is
     assert env.counts.failed["timeout"] >= 1
 
 
+class Cleaning(CountingEnv):
+    """Knows how often it cleaned up to the end."""
+
+    cleaned = 0
+
+    async def cleanup(self) -> None:
+        await asyncio.sleep(0)
+        self.cleaned += 1
+
+
+async def test_it_is_cleaned_up_after_an_item_that_ran_out_of_time(api: Api) -> None:
+    env = Cleaning(config(api, worker_timeout=0.1), most=1)
+
+    async def play(item: int) -> None:
+        await asyncio.Event().wait()
+
+    env.play = play
+    async with running(env):
+        await api.until(lambda: env.counts.failed["timeout"] == 1)
+    assert env.cleaned == 1
+
+
+async def test_it_is_cleaned_up_after_an_item_whose_sending_failed(api: Api) -> None:
+    class Unsending(Cleaning):
+        async def handle_send_to_api(self, *args: Any, **options: Any) -> None:
+            raise RuntimeError("in the author's code")
+
+    env = Unsending(config(api, max_num_workers=1), most=1)
+    async with running(env):
+        await api.until(lambda: env.counts.failed["item"] == 1)
+    assert env.cleaned == 1
+
+
 async def test_a_finished_group_that_waits_for_room_has_no_time_limit_any_more(api: Api) -> None:
     api.refuse = lambda groups: 503
     env = CountingEnv(config(api, worker_timeout=600, spool_max_mb=1), most=2)

@@ -118,6 +118,14 @@ async def test_one_server_of_several_is_enough(api: Api, server: Server) -> None
     assert [one.server_healthy for one in env.server.servers] == [False, True]
 
 
+async def test_a_server_without_a_health_check_counts_as_healthy_and_the_others_are_asked(api: Api) -> None:
+    unasked = DEAD.model_copy(update={"health_check": False})
+    env = CountingEnv(config(api), most=1, servers=[unasked, DEAD])
+    async with running(env):
+        await api.until(lambda: len(api.received) == 1)
+    assert [one.server_healthy for one in env.server.servers] == [True, False]
+
+
 async def test_where_no_tokenizer_is_named_the_servers_own_is_taken(api: Api, server: Server, folder: Path) -> None:
     server.well.set()
     server.root = str(folder)

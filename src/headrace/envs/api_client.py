@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import orjson
 from isal import igzip
 
 from headrace.data.errors import HeadraceError, shown
+from headrace.data.keys import configured_key
 from headrace.envs.types import BaseEnvConfig
 from headrace.net.async_client import AsyncHttpClient
 from headrace.net.http_answer import JSON_TYPE, BadAddress, NoAnswer
@@ -63,7 +63,7 @@ class ApiClient:
             self.address,
             total_s=REQUEST_TIMEOUT_S,
             connect_s=CONNECT_TIMEOUT_S,
-            key=key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None),
+            key=configured_key(key, *KEY_VARIABLES),
         )
 
     async def get(self, path: str, body: Any = None) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from headrace.commands import (
     run,
 )
 from headrace.data.errors import InvalidInput
+from headrace.data.visible import VisibleFormatter, log_to_stderr
 from headrace.envs.core import EnvCore
 from headrace.envs.server.config import ServerManagerConfig
 from headrace.envs.settings import ENV, OPENAI, SWITCHES, GivenSettings, changed_server, merge_settings
@@ -136,9 +137,10 @@ def _configure_logging() -> None:
     """Log lines go above the live view on a terminal, and are plain lines elsewhere."""
     if console().is_terminal:
         handler = RichHandler(console=console(), show_path=False)
-        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+        handler.setFormatter(VisibleFormatter("%(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     else:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        log_to_stderr("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def parse_command(

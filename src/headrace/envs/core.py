@@ -158,7 +158,7 @@ class EnvCore(Reporting, ABC):
         """Called every `steps_per_eval` steps."""
 
     async def cleanup(self) -> None:
-        """Called after every item."""
+        """Called after every item, also after one that failed or ran out of time."""
         return
 
     @classmethod
@@ -322,16 +322,18 @@ class EnvCore(Reporting, ABC):
         item = self.running_items[item_uuid]["item"]
         found: Groups = None
         try:
-            found = await self.roll_out(item)
-        except groups.RolloutFailed:
-            pass  # counted and logged where it failed
-        if found:
-            rubbish = self.counts.skipped["rubbish"]
-            await self.handle_send_to_api(found, item)
-            if self.counts.skipped["rubbish"] == rubbish:
-                self.counts.item_succeeded()  # also where an override sends in its own way
-        with self.counts.guard("cleanup"):
-            await self.cleanup()
+            try:
+                found = await self.roll_out(item)
+            except groups.RolloutFailed:
+                pass  # counted and logged where it failed
+            if found:
+                rubbish = self.counts.skipped["rubbish"]
+                await self.handle_send_to_api(found, item)
+                if self.counts.skipped["rubbish"] == rubbish:
+                    self.counts.item_succeeded()  # also where an override sends in its own way
+        finally:
+            with self.counts.guard("cleanup"):
+                await self.cleanup()
         return found
 
     async def roll_out(self, item: Item) -> Groups:

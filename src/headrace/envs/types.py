@@ -11,6 +11,8 @@ from typing import Any, Literal, Required
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
+from headrace.files import Key
+
 __all__ = [
     "UUID",
     "AgentHistory",
@@ -208,7 +210,7 @@ class BaseEnvConfig(BaseModel):
         None, description="system prompt that asks for reasoning, for an environment that uses it"
     )
 
-    rollout_server_key: str | None = Field(
+    rollout_server_key: Key = Field(
         None, description="the Trajectory API's key; default: HEADRACE_ADMIN_KEY, else HEADRACE_API_KEY"
     )
     status_poll_s: float = Field(0.5, gt=0, description="seconds between looks at the API's queue")

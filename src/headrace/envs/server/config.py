@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.data.errors import InvalidInput
+from headrace.files import Key
 
 ServerType = Literal["openai", "vllm", "sglang", "trl", "gateway"]
 
@@ -47,8 +48,9 @@ class ServerBaseline(BaseModel):
 class APIServerConfig(ServerBaseline):
     """One rollout server."""
 
-    api_key: str | None = Field(
-        default="", description="Sent as a bearer token where it is not empty; a gateway's is HEADRACE_API_KEY then."
+    api_key: Key = Field(
+        default="",
+        description="Sent as a bearer token. Empty: none; to a gateway HEADRACE_ADMIN_KEY, else HEADRACE_API_KEY.",
     )
     base_url: str | None = Field(default="", description="Its address up to the version: http://host:port/v1.")
     n_kwarg_is_ignored: bool = Field(default=False, description="Ask n times for one answer: the server ignores n.")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
 from typing import Any
 
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.data.errors import InvalidInput
+from headrace.data.keys import configured_key
 from headrace.envs.api_client import KEY_VARIABLES
 from headrace.envs.server.api_server import APIServer, Router, check_split
 from headrace.envs.server.config import APIServerConfig, ReasoningConfig
@@ -67,7 +67,7 @@ class GatewayServer(OpenAIServer):
     health_path = "/ready"
 
     def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
-        key = config.api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
+        key = configured_key(config.api_key, *KEY_VARIABLES) or ""
         super().__init__(config.model_copy(update={"api_key": key}), reasoning_config)
         self.uids = UidsBySequence()
         self._unrecorded: GatewayTrajectory | None = None

@@ -98,15 +98,15 @@ class ServerManager:
     # Health.
 
     async def ready(self, within_s: float, *, wait: bool) -> None:
-        """Checks every server's health. One that does not answer is marked down, logged with its reason, and probed.
+        """Checks the health of servers that have a check. One that does not answer is marked down, logged with its
+        reason, and probed.
 
         With `wait` it returns once one is healthy, and raises `NoServerAvailable`, with every reason, where none is
         within so many seconds; without, calls wait that long. A server without a health check counts as healthy.
         """
-        if not all(server.config.health_check for server in self.servers):
-            return
-        found = await asyncio.gather(*(server.health_error(min(within_s, PROBE_TIMEOUT_S)) for server in self.servers))
-        for server, why in zip(self.servers, found, strict=True):
+        checked = [server for server in self.servers if server.config.health_check]
+        found = await asyncio.gather(*(server.health_error(min(within_s, PROBE_TIMEOUT_S)) for server in checked))
+        for server, why in zip(checked, found, strict=True):
             if why is not None:
                 server.down_limit_s = within_s
                 server.mark_down(why)

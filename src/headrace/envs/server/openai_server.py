@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.keys import configured_key
 from headrace.envs.server.api_server import APIServer
 from headrace.envs.server.config import APIServerConfig, ReasoningConfig
 from headrace.envs.server.responses import (
@@ -45,7 +46,7 @@ class RolloutHttp:
     def __init__(self, config: APIServerConfig) -> None:
         self.base = (config.base_url or os.environ.get("OPENAI_BASE_URL") or OFFICIAL_URL).rstrip("/")
         self.root = self.base.removesuffix("/v1")
-        key = config.api_key or ("" if config.base_url else os.environ.get("OPENAI_API_KEY"))
+        key = configured_key(config.api_key, *(() if config.base_url else ("OPENAI_API_KEY",)))
         self._client = AsyncHttpClient(
             total_s=float(config.timeout),
             connect_s=CONNECT_TIMEOUT_S,

@@ -7,12 +7,12 @@ the methods of `Tokenizer` works too: its texts are encoded and decoded by those
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.server.responses import NoTokenizer
 from headrace.extras import install_command
+from headrace.files import expanded
 from headrace.tokens import Renderer, Vocabulary, load_renderer
 
 
@@ -130,7 +130,7 @@ class Tokenizing:
 
 def load_tokenizer(name: str, option: str) -> Any:
     """Loads a tokenizer from a folder or by its name on the hub; raises `NoTokenizer`, which names the `option`."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name):
         raise NoTokenizer(f"{option} {name!r}: there is no such folder; name one with a tokenizer, or a model's")
     try:
