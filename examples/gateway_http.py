@@ -25,8 +25,9 @@ longer = first["prompt_ids"] + first["response_ids"] + first["prompt_ids"]
 second = post("/generate", {"prompt_ids": longer, "sampling_params": {"max_tokens": 16, "temperature": 0.7}})
 steps = [
     {
-        **{name: call[name] for name in ("prompt_ids", "response_ids", "policy_version")},
+        **{name: call[name] for name in ("prompt_ids", "response_ids", "policy_version", "sampling")},
         "rollout_log_probs": call["log_probs"],
+        "metadata": {"log_probs": call["logprobs_mode"]},  # of which temperature they are
         "trajectory_uid": uid,
         "step_index": index,
         "is_last": index == 1,

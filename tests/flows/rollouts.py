@@ -12,7 +12,7 @@ from typing import Any
 from tests.gateway.kit import Running
 
 from headrace.flows.flow import AgentFailed
-from headrace.flows.gateway_client import GatewayClient, Handle
+from headrace.flows.gateway_client import PATIENCE_S, GatewayClient, Handle
 from headrace.flows.rollout_state import RolloutStateFile
 from headrace.flows.rollouter import AsyncRollouter, RolloutSummary
 from headrace.flows.schedule import RolloutSchedule
@@ -55,11 +55,13 @@ class Run:
         state: Path | None = None,
         reward: float | None = 1.0,
         key: str | None = None,
+        patience_s: float = PATIENCE_S,
         data: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         **options: Any,
     ) -> None:
         self.address, self.rules, self.before, self.state = gateway.address, rules, before, state
-        self.reward, self.key, self.options = reward, key, {"poll_s": 0.02, **options}
+        self.reward, self.key, self.patience_s = reward, key, patience_s
+        self.options = {"poll_s": 0.02, **options}
         self.data = data or {"train": rows(rules.rows), "val": rows(rules.val_rows, "v")}
         self.said: list[str] = []
         self.seen: list[Task] = []
@@ -73,7 +75,7 @@ class Run:
         return Beside(self)
 
     async def play(self) -> RolloutSummary:
-        client = GatewayClient(self.address, self.key)
+        client = GatewayClient(self.address, self.key, patience_s=self.patience_s)
         flow = OneTurn(client, self.before, self.reward)
         self.seen = flow.seen
         try:

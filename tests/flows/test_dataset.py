@@ -76,6 +76,25 @@ def test_a_file_that_is_wrong_says_where(tmp_path: Path, name: str, text: str, w
         Dataset.read(tmp_path / name)
 
 
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 10**300])
+def test_an_integer_that_would_be_rounded_is_refused(tmp_path: Path, value: int) -> None:
+    path = jsonl(tmp_path / "a.jsonl", '{"q": 1}', json.dumps({"q": 1, "ground_truth": [value]}))
+    said = r"holds an integer of more than 64 bits, .* write it as text"
+    with pytest.raises(InvalidInput, match=rf"a.jsonl, line 2, column 'ground_truth': {said}"):
+        Dataset.read(path)
+    with pytest.raises(InvalidInput, match=rf"rows, item 1, column 'ground_truth': {said}"):
+        Dataset.of([{"q": 1}, {"q": 1, "ground_truth": {"value": value}}])
+
+
+def test_one_of_64_bits_and_long_numbers_of_other_kinds_are_kept(tmp_path: Path) -> None:
+    row = {"a": 2**64 - 1, "b": -(2**63), "c": 3.141592653589793, "d": "1" * 5000, "e": 1180591620717411303424.0}
+    text = json.dumps(row).replace("3.141592653589793", "3.14159265358979323846")
+    (found,) = Dataset.read(jsonl(tmp_path / "a.jsonl", text))
+    assert found == row
+    assert [type(value) for value in found.values()] == [int, int, float, str, float]
+    assert list(Dataset.of([row])) == [row]
+
+
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="there is no file"):
         Dataset.read(tmp_path / "a.jsonl")

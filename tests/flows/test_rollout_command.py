@@ -23,6 +23,7 @@ from headrace import DataPool
 from headrace.cli import main
 from headrace.flows.schedule_state import ScheduleState
 from headrace.pool.readonly import JournalView
+from headrace.processes import INTERRUPTED
 
 pytestmark = pytest.mark.system
 
@@ -180,6 +181,22 @@ def test_sigterm_ends_it_with_its_place_kept(project: Project, journaled: DataPo
     done = project.run()
     assert json.loads(done.out.splitlines()[-1])["accepted"] == 6
     check(journaled, 6)
+
+
+def test_ctrl_c_ends_it_while_the_agents_file_is_imported(tmp_path: Path) -> None:
+    project = Project(tmp_path, {"address": "http://127.0.0.1:9"})
+    (tmp_path / "agent.py").write_text(
+        "import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(3600)\n"
+    )
+    process = project.start()
+    try:
+        until(lambda: (tmp_path / "importing").exists())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == INTERRUPTED
+    assert "Traceback" not in (tmp_path / "stderr.log").read_text()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.engine.kit import Client
 from tests.flows.rollouts import Run, failing
-from tests.gateway.kit import Running, running_gateway, serving, told, until
+from tests.gateway.kit import Running, await_ready, running_gateway, serving, told, until
 
 from headrace import DataPool, Step
 from headrace.data.errors import HeadraceError
@@ -392,6 +392,88 @@ def test_a_wrong_key_is_told_at_once(pool: DataPool, engine: Client, folder: Pat
     assert held(pool) == {}
 
 
+class Refusing:
+    """A gateway that answers some of its routes, `asked`, with `status`, the first `times` that they are asked or for
+    as long as `times` is None. `refused` is how often it did."""
+
+    def __init__(self, app: Any, asked: str, status: int, times: int | None, *, active: bool = True) -> None:
+        self.app, self.asked, self.status, self.times, self.active = app, asked, status, times, active
+        self.refused = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        asked = f"{scope.get('method')} {scope.get('path')}"
+        over = self.times is not None and self.refused >= self.times
+        if not self.active or over or not asked.startswith(self.asked):
+            await self.app(scope, receive, send)
+            return
+        self.refused += 1
+        await send({"type": "http.response.start", "status": self.status, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"busy"})
+
+
+@contextmanager
+def refusing(
+    pool: DataPool, engine: Client, folder: Path, asked: str, status: int, times: int | None = None, **options: Any
+) -> Iterator[tuple[Running, Refusing]]:
+    """A gateway that takes calls, behind `Refusing`."""
+    settings = Settings(vllm_addresses=f"http://{engine.host}", tokenizer_path=str(folder))
+    app = Refusing(create_app(pool, settings, drain_s=5), asked, status, times, **options)
+    with serving(app) as address:
+        await_ready(address)
+        gateway = Running(address, pool)
+        yield gateway, app
+        gateway.http.close()
+
+
+@pytest.mark.parametrize("status", [200, 429, 500, 503])
+def test_a_failure_that_the_gateway_cannot_record_is_told_again(
+    pool: DataPool, engine: Client, folder: Path, status: int
+) -> None:
+    """Were it not, its group would run for ever, and no other be admitted. A 200 that is no JSON is a proxy's."""
+
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 1" and task.rollout == 0 and task.attempt == 0:
+            raise failing()
+
+    with refusing(pool, engine, folder, "POST /fail_trajectory", status, times=3) as (gateway, front):
+        summary = Run(gateway, rules(), before=before, patience_s=0.0).finish()
+    assert front.refused == 3
+    assert (summary.finished, summary.accepted, summary.retried) == (True, 4, 1)
+    whole(pool, 4, 2)
+
+
+def test_a_gateway_that_will_not_take_a_failure_ends_the_run(pool: DataPool, engine: Client, folder: Path) -> None:
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 1":
+            raise failing()
+
+    with (
+        refusing(pool, engine, folder, "POST /fail_trajectory", 400) as (gateway, _),
+        pytest.raises(GatewayRefused, match=r"/fail_trajectory/.* answered 400: busy"),
+    ):
+        Run(gateway, rules(), before=before).finish()
+
+
+def test_a_group_that_cannot_be_removed_keeps_no_one_from_the_version(
+    pool: DataPool, engine: Client, folder: Path
+) -> None:
+    pool.configure("train", n_rollouts=2, require_reward=True)
+    using = rules(rows=3, batch_size=1, max_staleness=0, retries=0, scored=True)
+    with refusing(pool, engine, folder, "DELETE /trajectories/", 500) as (gateway, front):
+        run = Run(gateway, using, reward=None)
+        with run.started():
+            until(lambda: [row["complete"] for row in pool.list_trajectories("train")["items"]] == [True] * 2)
+            first, second = (row["trajectory_uid"] for row in pool.list_trajectories("train")["items"])
+            assert pool.fail(second, "reward: unavailable", quarantine=True).status == "ok"
+            until(lambda: front.refused > 0)
+            told(gateway.post("/policy_version", {"version": 1}))
+            rollouter = run.rollouter
+            assert rollouter is not None
+            until(lambda: rollouter.schedule.state.version == 1)
+            front.active = False
+            until(lambda: first not in {row["trajectory_uid"] for row in pool.list_trajectories("train")["items"]})
+
+
 def test_a_gateway_that_goes_away_costs_no_rollout_its_retries(engine: Client, folder: Path, tmp_path: Path) -> None:
     cut = threading.Event()
     back = threading.Event()
@@ -418,6 +500,29 @@ def test_a_gateway_that_goes_away_costs_no_rollout_its_retries(engine: Client, f
         assert summary is not None
         assert (summary.finished, summary.accepted, summary.lost) == (True, 4, 0)
         whole(pool, 4, 2)
+
+
+@pytest.mark.parametrize("asked", ["GET /policy_version", "POST /trajectories"])
+def test_nor_does_one_that_goes_away_between_two_questions(
+    pool: DataPool, engine: Client, folder: Path, asked: str
+) -> None:
+    """The watcher waits for no answer: it says that the gateway is away while the rollouts that this costs fail."""
+    cut = asyncio.Event()
+
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 3" and task.attempt == 0:
+            front.active = True
+            cut.set()
+            while front.refused < 2:
+                await asyncio.sleep(0.01)
+            front.active = False
+            raise failing()
+        await cut.wait()  # what is complete is asked for after that
+
+    with refusing(pool, engine, folder, asked, 503, active=False) as (gateway, front):
+        summary = Run(gateway, rules(retries=0, scored=True), before=before).finish()
+    assert (summary.finished, summary.accepted, summary.lost) == (True, 4, 0)
+    whole(pool, 4, 2)
 
 
 def _at_port(pool: DataPool, port: int, engine: Client, folder: Path) -> AbstractContextManager[str]:

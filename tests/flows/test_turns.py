@@ -18,6 +18,7 @@ from headrace.files import checked, read
 from headrace.flows import AgentConfig, AgentFailed, AgentFlowBase, GatewayClient, Handle, Task, register
 from headrace.flows.flow import FLOWS
 from headrace.flows.gateway_client import GatewayRefused
+from headrace.tokens import load_renderer
 
 #: A conversation in which the user asks again, until it is told to end.
 ASKING = """
@@ -77,6 +78,9 @@ async def test_a_single_turn_is_one_step_as_it_was_sampled(
     evidence.holds(found.steps)
     assert (found.complete, len(found.steps), found.metadata["data_source"]) == (True, 1, "numbers")
     assert len(found.steps[0].response_ids) <= 5
+    # What a trainer must know of the log-probs: they are of this temperature.
+    assert found.steps[0].sampling["temperature"] == 0.7
+    assert found.steps[0].metadata["log_probs"] == "processed"
 
 
 async def test_a_validation_rollout_is_in_its_own_channel(made: Made, gateway: Running, task: Task) -> None:
@@ -95,6 +99,18 @@ async def test_each_prompt_of_a_conversation_begins_with_all_that_came_before(
     assert tree(steps) == [None, 0, 1]
     assert all(len(step.prompt_ids) > len(tokens(before)) for before, step in pairwise(steps))
     assert gateway.pool.trajectory(task.trajectory_uid).complete
+
+
+@pytest.mark.usefixtures("asking")
+@pytest.mark.parametrize(("sampling", "ends"), [({}, []), ({"stop_token_ids": [7]}, [7])])
+async def test_an_answer_ends_with_its_turn_though_its_server_knows_no_such_end(
+    made: Made, gateway: Running, task: Task, folder: Path, sampling: dict[str, Any], ends: list[int]
+) -> None:
+    flow = made(flow={"_target_": "asking.py:Asking", "tokenizer": str(folder)}, sampling={"max_tokens": 2, **sampling})
+    await flow.run(task)
+    expected = sorted({*load_renderer(folder).stop_ids, *ends})
+    assert len(expected) > len(ends)
+    assert [step.sampling["stop_token_ids"] for step in gateway.steps(task.trajectory_uid)] == [expected] * 3
 
 
 @pytest.mark.usefixtures("asking")

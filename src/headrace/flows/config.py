@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.data.errors import InvalidInput
+from headrace.files import expanded
 from headrace.flows.black_box import BlackBoxAgentFlow, black_box_agent
 from headrace.flows.dataset import Dataset
 from headrace.flows.flow import TIMEOUT_S, AgentFlowBase
@@ -50,7 +51,7 @@ class DataConfig(BaseModel):
     def _rows(self, path: Path | None, base: Path) -> Dataset | None:
         if path is None:
             return None
-        rows = Dataset.read(base / path.expanduser())
+        rows = Dataset.read(base / expanded(path))
         if self.prompt is not None:  # an agent may take its task from any column, where none is named
             rows.check_prompts(self.prompt)
         return rows

@@ -9,7 +9,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import importlib
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ from headrace.flows.task import messages_of
 
 #: How `Dataset.save_to_disk` marks its folder, and how `DatasetDict.save_to_disk` does.
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
+
+#: The integers that travel to the gateway as they are: those of 64 bits, with or without a sign.
+LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 64) - 1
+#: What may be a longer one.
+LONG_NUMBER = re.compile(rb"\d{19}")
 
 Row = dict[str, Any]
 
@@ -150,6 +157,8 @@ def _parsed(text: bytes, place: str) -> Row:
         raise InvalidInput(f"{place}, column {error.colno}: is no JSON: {error.msg}") from None
     if not isinstance(found, dict):
         raise InvalidInput(f'{place}: must be an object such as {{"question": "..."}}, not {shown(found)}')
+    if LONG_NUMBER.search(text):  # orjson makes a float of an integer that is too long
+        return _row(json.loads(text), place)
     return found
 
 
@@ -163,7 +172,13 @@ def _plain(value: Any, place: str) -> Any:
     """A value as JSON has it: times as text, numpy's numbers and arrays as Python's."""
     if hasattr(value, "tolist"):  # numpy's scalars and arrays; some of them are floats and texts too
         return _plain(value.tolist(), place)
-    if value is None or isinstance(value, str | bool | int):
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        if not LEAST_INTEGER <= value <= MOST_INTEGER:
+            raise InvalidInput(
+                f"{place}: holds an integer of more than 64 bits, which would be rounded; write it as text"
+            )
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

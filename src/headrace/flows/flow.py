@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -131,13 +131,21 @@ class AgentFlowBase(ABC):
         messages: Sequence[Mapping[str, Any]] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         sampling: Mapping[str, Any] | None = None,
+        stop_ids: Iterable[int] = (),
     ) -> Generation:
-        """Samples an answer to ids, or to messages that the gateway renders. It records nothing: see `submit_steps`."""
+        """Samples an answer to ids, or to messages that the gateway renders. It records nothing: see `submit_steps`.
+
+        What is configured goes before `sampling`. `stop_ids` end the answer beside what is configured: those of a turn,
+        where ids are given, which the gateway adds to messages of its own accord.
+        """
+        given = {**(sampling or {}), **self.sampling, **task.sampling}
+        if (ends := set(stop_ids)) and not given.get("ignore_eos"):
+            given["stop_token_ids"] = sorted(ends.union(given.get("stop_token_ids") or ()))
         return await self.gateway.generate(
             prompt_ids=prompt_ids,
             messages=messages,
             tools=tools,
-            sampling={**(sampling or {}), **self.sampling, **task.sampling},
+            sampling=given,
             model=self.model,
             handle=handle,
         )
@@ -147,21 +155,12 @@ class AgentFlowBase(ABC):
     ) -> None:
         """Hands in what was sampled, exactly, as the trajectory's steps from index `first` on; `fields` are each
         step's (`reward`, `metadata`, ...)."""
-        steps = [
-            {
-                "trajectory_uid": handle.trajectory_uid,
-                "prompt_uid": handle.prompt_uid,
-                "step_index": first + at,
-                "prompt_ids": one.prompt_ids,
-                "response_ids": one.response_ids,
-                "rollout_log_probs": one.log_probs,
-                "policy_version": one.policy_version,
-                "finish_reason": one.stop_reason,
-                **({"version_spans": one.version_spans} if len(one.version_spans) > 1 else {}),
-                **fields,
-            }
-            for at, one in enumerate(sampled)
-        ]
+        steps = []
+        for at, one in enumerate(sampled):
+            known = one.step_fields()
+            place = {"trajectory_uid": handle.trajectory_uid, "prompt_uid": handle.prompt_uid, "step_index": first + at}
+            metadata = {**known["metadata"], **(fields.get("metadata") or {})}
+            steps.append({**known, **place, **fields, "metadata": metadata})
         await self.gateway.submit_steps(steps, task.channel)
 
     async def compute_reward(self, task: Task, sampled: Generation, *, num_turns: int = 1) -> ComputedReward:

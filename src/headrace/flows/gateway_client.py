@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -19,6 +19,8 @@ from headrace.data.errors import HeadraceError
 from headrace.flows.task import Task
 from headrace.net.async_client import AsyncHttpClient
 from headrace.net.http_answer import BadAddress, HttpAnswer, NoAnswer, split_address
+
+T = TypeVar("T")
 
 #: Seconds for which a gateway that does not answer is asked again: long enough for it to be started anew.
 PATIENCE_S = 120.0
@@ -36,6 +38,8 @@ PAGE_ROWS = 1000
 
 #: Answers that mean: not now.
 NOT_NOW = (503, 429)
+#: Statuses of a gateway that will refuse everything: the keys are wrong.
+WRONG_KEY = (401, 403)
 #: Codes of a 503 that stays as it is, however often it is asked.
 FINAL = frozenset({"no_reward_worker"})
 
@@ -73,7 +77,8 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """What was sampled: one log-prob an id."""
+    """What was sampled: one log-prob an id. `sampling` is what the rollout server was asked with, and `logprobs_mode`
+    whether the log-probs are of that (`processed`) or of temperature 1 (`raw`), where the gateway knows."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -82,6 +87,21 @@ class Generation(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     policy_version: int = 0
     version_spans: list[tuple[int, int]] = []
+    sampling: dict[str, Any] = {}
+    logprobs_mode: str | None = None
+
+    def step_fields(self) -> dict[str, Any]:
+        """These tokens as a step's fields on the wire, all but which step of which trajectory it is."""
+        return {
+            "prompt_ids": self.prompt_ids,
+            "response_ids": self.response_ids,
+            "rollout_log_probs": self.log_probs,
+            "policy_version": self.policy_version,
+            "finish_reason": self.stop_reason,
+            "sampling": self.sampling,
+            "metadata": {"log_probs": self.logprobs_mode} if self.logprobs_mode else {},
+            **({"version_spans": self.version_spans} if len(self.version_spans) > 1 else {}),
+        }
 
 
 class ComputedReward(msgspec.Struct, frozen=True):
@@ -89,6 +109,17 @@ class ComputedReward(msgspec.Struct, frozen=True):
 
     reward_score: float
     reward_extra_info: dict[str, Any] = {}
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+class _Page(msgspec.Struct, frozen=True):
+    """Trajectories that a gateway lists; `next` is the cursor behind which there are more."""
+
+    items: list[dict[str, Any]]
+    next: str | None = None
 
 
 class GatewayClient:
@@ -123,14 +154,14 @@ class GatewayClient:
         except NoAnswer:
             return False
 
-    async def policy_version(self) -> int:
+    async def policy_version(self, *, patience_s: float | None = None) -> int:
         """The newest policy version that its servers sample with."""
-        return int((await self._asked("GET", "/policy_version"))["version"])
+        return (await self._asked(_Version, "GET", "/policy_version", patience_s=patience_s)).version
 
     async def check_keys(self) -> None:
         """Raises `GatewayRefused` where one of the keys is not the gateway's."""
         await self.policy_version()
-        await self._asked("GET", "/trajectories?limit=1", pays=True)
+        await self._asked(_Page, "GET", "/trajectories?limit=1", pays=True)
 
     async def init_trajectory(self, task: Task) -> Handle:
         """Begins a task's trajectory with its row's fields, or finds it begun. Raises `TrajectoryEnded` where it is
@@ -144,12 +175,12 @@ class GatewayClient:
             **({"sampling": task.sampling} if task.sampling else {}),
         }
         # The reward key where there is one: metadata that an agent's key set could be an agent's word.
-        return msgspec.convert(await self._asked("POST", "/init_trajectory", body, pays=True), Handle)
+        return await self._asked(Handle, "POST", "/init_trajectory", body, pays=True)
 
     async def register(self, handle: Handle, metadata: Mapping[str, Any]) -> None:
         """Adds to what is known of a trajectory."""
         path = f"{_path(handle)}/v1/register_trajectory"
-        await self._asked("POST", path, {"metadata": dict(metadata)}, pays=True)
+        await self._asked(dict[str, Any], "POST", path, {"metadata": dict(metadata)}, pays=True)
 
     async def complete(self, handle: Handle, reward: float | None = None, *, min_steps: int = 0) -> Ending:
         """Ends a trajectory. One with fewer than `min_steps` steps stays open, and the answer says `too_few`."""
@@ -157,19 +188,19 @@ class GatewayClient:
         if min_steps:
             body["min_steps"] = min_steps
         path = f"/complete_trajectory/{quote(handle.trajectory_uid, safe='')}"
-        return msgspec.convert(await self._asked("POST", path, body, pays=True), Ending)
+        return await self._asked(Ending, "POST", path, body, pays=True)
 
     async def fail(self, handle: Handle, reason: str, *, patience_s: float | None = None) -> Ending:
         """Ends a trajectory as failed: its steps are dropped, and its group waits for another in its place."""
         path = f"/fail_trajectory/{quote(handle.trajectory_uid, safe='')}"
         body = {"reason": reason[:MAX_REASON]}
-        return msgspec.convert(await self._asked("POST", path, body, pays=True, patience_s=patience_s), Ending)
+        return await self._asked(Ending, "POST", path, body, pays=True, patience_s=patience_s)
 
     async def delete(self, trajectory_uid: str) -> None:
         """Removes a trajectory, complete or not, and all of its steps. One that is not there, or was handed out, stays
         as it is."""
         try:
-            await self._asked("DELETE", f"/trajectories/{quote(trajectory_uid, safe='')}", pays=True)
+            await self._asked(dict[str, Any], "DELETE", f"/trajectories/{quote(trajectory_uid, safe='')}", pays=True)
         except GatewayRefused as error:
             if error.status not in (404, 409):
                 raise
@@ -181,20 +212,22 @@ class GatewayClient:
         cursor = ""
         while True:
             path = f"/trajectories?channel={quote(channel, safe='')}&limit={PAGE_ROWS}&cursor={cursor}"
-            page = await self._asked("GET", path, pays=True)
-            found += page["items"]
-            if page["next"] is None:
+            page = await self._asked(_Page, "GET", path, pays=True)
+            found += page.items
+            if page.next is None:
                 return found
-            cursor = quote(str(page["next"]), safe="")
+            cursor = quote(page.next, safe="")
 
-    async def states(self, channel: str, trajectory_uids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    async def states(
+        self, channel: str, trajectory_uids: Sequence[str], *, patience_s: float | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Where trajectories of a channel stand, by uid: `state`, and `complete`, `steps` and `reward` of those that
         are there. The state is `queued`, `leased`, `consumed`, `failed`, `unknown`, or why the pool dropped it."""
         found: dict[str, dict[str, Any]] = {}
         for at in range(0, len(trajectory_uids), PAGE_ROWS):
             body = {"trajectory_uids": list(trajectory_uids[at : at + PAGE_ROWS]), "channel": channel}
-            page = await self._asked("POST", "/trajectories", body, pays=True)
-            found |= {row["trajectory_uid"]: row for row in page["items"]}
+            page = await self._asked(_Page, "POST", "/trajectories", body, pays=True, patience_s=patience_s)
+            found |= {row["trajectory_uid"]: row for row in page.items}
         return found
 
     async def generate(
@@ -216,19 +249,18 @@ class GatewayClient:
             "model": model,
             "trajectory_uid": handle.trajectory_uid if handle is not None else None,
         }
-        found = await self._asked("POST", "/generate", {name: v for name, v in body.items() if v is not None})
-        return msgspec.convert(found, Generation)
+        return await self._asked(Generation, "POST", "/generate", {k: v for k, v in body.items() if v is not None})
 
     async def submit_steps(self, steps: Sequence[Mapping[str, Any]], channel: str = "train") -> dict[str, int]:
         """Hands steps in, all or none (`Step` on the wire); how many were `accepted`, and how many `duplicates`."""
         path = f"/submit_steps?channel={quote(channel, safe='')}"
-        found: dict[str, int] = await self._asked("POST", path, {"steps": [dict(step) for step in steps]}, pays=True)
-        return found
+        body = {"steps": [dict(step) for step in steps]}
+        return await self._asked(dict[str, int], "POST", path, body, pays=True)
 
     async def compute_reward(self, **fields: Any) -> ComputedReward:
         """What the gateway's reward worker gives an answer: `prompt_ids`, `response_ids`, `dataset_fields`,
         `extra_fields`, `num_turns`; or `trajectory_uid`, `messages`, `dataset_fields`."""
-        return msgspec.convert(await self._asked("POST", "/compute_reward", fields, pays=True), ComputedReward)
+        return await self._asked(ComputedReward, "POST", "/compute_reward", fields, pays=True)
 
     async def aclose(self) -> None:
         """Closes its connections."""
@@ -236,13 +268,16 @@ class GatewayClient:
 
     async def _asked(
         self,
+        kind: type[T],
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
         pays: bool = False,
         patience_s: float | None = None,
-    ) -> Any:
+    ) -> T:
+        """The answer of one route, of its kind; a 200 that is nothing of the kind is no answer of the gateway."""
+        where = f"{self.address}{path.partition('?')[0]}"
         key = self._reward_key if pays else self.key
         headers = {"authorization": f"Bearer {key}"} if key else None
         give_up = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
@@ -250,15 +285,15 @@ class GatewayClient:
         while True:
             try:
                 answer = await self._http.request(method, path, json=body, headers=headers)
+                if answer.status == 200:
+                    return _read(kind, where, answer)
             except BadAddress:
                 raise
             except NoAnswer:
                 if time.monotonic() + pause_s > give_up:
                     raise
             else:
-                if answer.status == 200:
-                    return answer.json()
-                error = _refusal(f"{self.address}{path.partition('?')[0]}", answer)
+                error = _refusal(where, answer)
                 if answer.status not in NOT_NOW or error.refusal in FINAL or time.monotonic() + pause_s > give_up:
                     raise error
             await asyncio.sleep(pause_s)
@@ -267,6 +302,14 @@ class GatewayClient:
 
 def _path(handle: Handle) -> str:
     return f"/{quote(handle.trajectory_uid, safe='')}/{quote(handle.prompt_uid, safe='')}"
+
+
+def _read(kind: type[T], where: str, answer: HttpAnswer) -> T:
+    """An answer's body; raises `NoAnswer` where it is none of the kind: a proxy in front of the gateway may say 200."""
+    try:
+        return msgspec.convert(answer.json(), kind)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise NoAnswer(f"{where} answered what no gateway does: {error}") from None
 
 
 def _refusal(where: str, answer: HttpAnswer) -> GatewayRefused:

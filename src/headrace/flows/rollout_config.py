@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from headrace.files import checked, read
+from headrace.data.keys import configured_key
+from headrace.files import Key, checked, read
 from headrace.flows.config import AgentConfig, DataConfig
 from headrace.flows.gateway_client import GatewayClient
 from headrace.flows.rollouter import DRAIN_S, POLL_S
@@ -26,8 +26,8 @@ class GatewaySource(BaseModel):
 
     address: str | None = Field(None, description="such as http://127.0.0.1:8100")
     start: dict[str, Any] | None = Field(None, description="the flags of `headrace gateway`, such as vllm_addresses")
-    key: str | None = Field(None, description="what agents call models with (or set HEADRACE_API_KEY)")
-    reward_key: str | None = Field(
+    key: Key = Field(None, description="what agents call models with (or set HEADRACE_API_KEY)")
+    reward_key: Key = Field(
         None, description="what ends trajectories, and agents are not given (or set HEADRACE_REWARD_KEY)"
     )
 
@@ -44,8 +44,8 @@ class GatewaySource(BaseModel):
     def keys(self) -> tuple[str | None, str | None]:
         """The agents' key and the one that ends trajectories."""
         start = self.start or {}
-        key = self.key or start.get("api_key") or os.environ.get("HEADRACE_API_KEY")
-        return key, self.reward_key or start.get("reward_key") or os.environ.get("HEADRACE_REWARD_KEY")
+        key = configured_key(self.key or start.get("api_key"), "HEADRACE_API_KEY")
+        return key, configured_key(self.reward_key or start.get("reward_key"), "HEADRACE_REWARD_KEY")
 
     def client(self, address: str) -> GatewayClient:
         """A client of the gateway, which is at that address. Raises `BadAddress` where that is none."""

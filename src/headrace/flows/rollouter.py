@@ -27,7 +27,7 @@ import msgspec
 from headrace.data.errors import HeadraceError
 from headrace.flows.child_gateway import ChildGateway
 from headrace.flows.flow import AgentFailed, WorkerLost
-from headrace.flows.gateway_client import GatewayClient, GatewayRefused, Handle, TrajectoryEnded
+from headrace.flows.gateway_client import NOT_NOW, WRONG_KEY, GatewayClient, GatewayRefused, Handle, TrajectoryEnded
 from headrace.flows.rollout_state import RolloutStateFile
 from headrace.flows.schedule import RolloutSchedule
 from headrace.flows.schedule_state import TRAIN, LostGroup, RolloutStart
@@ -42,6 +42,8 @@ T = TypeVar("T")
 POLL_S = 0.5
 #: Seconds that the gateway may take to answer these before it is taken to be away.
 ANSWER_S = 30.0
+#: Seconds until it is asked again for what it refused for now, or failed at.
+AGAIN_S = 0.5
 #: Seconds for which rollouts that run may go on once the rollouter is told to end.
 DRAIN_S = 10.0
 #: Seconds between two lines of progress.
@@ -55,8 +57,6 @@ SAVE_S = 1.0
 #: States of a trajectory that the trainer has or had, and all that say that it is in the pool or was used.
 WITH_TRAINER = frozenset({"leased", "consumed"})
 NOT_DROPPED = WITH_TRAINER | {"queued", "failed", "unknown"}
-#: Statuses of a gateway that will refuse everything: the keys are wrong.
-WRONG_KEY = (401, 403)
 
 
 class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +118,8 @@ class AsyncRollouter:
         self._stopping = False
         self._paused = False
         self._ready = False
+        #: What is being removed on the pool's word, while its watcher looks on.
+        self._removals: set[asyncio.Task[None]] = set()
         #: How often the gateway was found away: what failed across one is not charged.
         self._outages = 0
         #: When the state was saved last, and the group that the pool was asked about last.
@@ -219,11 +221,16 @@ class AsyncRollouter:
 
     async def _settle(self, start: RolloutStart, reason: str, detail: str, outages: int, *, lost: bool = False) -> None:
         """Has the gateway know of an attempt that failed, and takes its word where it was complete after all. One that
-        was `lost` with who played it is not charged."""
+        was `lost` with who played it is not charged. Where the gateway will never take it, the run ends."""
         log.warning("%s failed: %s", start.trajectory_uid, detail)
         try:
             status = await self._fail(start, start.attempt, detail or reason)
-        except (asyncio.CancelledError, HeadraceError):
+        except asyncio.CancelledError:
+            await self._abandon(start)
+            return
+        except Exception as error:
+            if not self._stopping:
+                self._trouble = self._trouble or error
             await self._abandon(start)
             return
         if status == "late":
@@ -243,6 +250,12 @@ class AsyncRollouter:
             await self._save()  # whoever goes on from here must not take what is removed for complete
         for other in lost.complete:
             await self._remove(other)
+
+    def _give_up_beside(self, lost: LostGroup | None) -> None:
+        """The same in a task: whoever watches the gateway must not wait for it."""
+        removal = asyncio.create_task(self._give_up(lost))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
 
     async def _remove(self, start: RolloutStart) -> None:
         """Takes a trajectory of a group that is given up out of the pool, complete or not."""
@@ -292,13 +305,22 @@ class AsyncRollouter:
         return ending.status
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """An answer of the gateway, however long it is away; raises `NoAnswer` once the rollouter ends."""
+        """An answer of the gateway, however long it is away or fails at it. Raises `GatewayRefused` where it will not
+        answer otherwise, and that or `NoAnswer` once the rollouter ends."""
+        told = False
         while True:
             try:
                 return await ask()
             except NoAnswer:
                 if self._stopping or self._trouble:
                     raise
+            except GatewayRefused as error:
+                if self._stopping or self._trouble or not (error.status in NOT_NOW or error.status >= 500):
+                    raise
+                if not told:
+                    log.warning("%s; it is asked again until it answers otherwise", error)
+                told = True
+                await asyncio.sleep(AGAIN_S)
 
     def _task(self, start: RolloutStart) -> Task:
         return Task(
@@ -340,7 +362,7 @@ class AsyncRollouter:
             if not await self._gateway.ready():
                 self._away()
                 return
-            version = await self._gateway.policy_version()
+            version = await self._gateway.policy_version(patience_s=0.0)
         if not self._ready or version != self.schedule.state.version:
             self._wake.set()
         self.schedule.version_is(version)
@@ -370,11 +392,11 @@ class AsyncRollouter:
         if not asked:
             return
         self._asked_last = numbers[-1]
-        rows = await self._gateway.states(TRAIN, [start.trajectory_uid for start in asked])
+        rows = await self._gateway.states(TRAIN, [start.trajectory_uid for start in asked], patience_s=0.0)
         for number in numbers:
-            await self._heard(number, {start: rows[start.trajectory_uid] for start in waiting[number]})
+            self._heard(number, {start: rows[start.trajectory_uid] for start in waiting[number]})
 
-    async def _heard(self, number: int, rows: Mapping[RolloutStart, Mapping[str, Any]]) -> None:
+    def _heard(self, number: int, rows: Mapping[RolloutStart, Mapping[str, Any]]) -> None:
         """Takes the pool's word on a group: scored, with the trainer, used, dropped, or to be played again in part."""
         schedule = self.schedule
         states = {str(row["state"]) for row in rows.values()}
@@ -388,10 +410,10 @@ class AsyncRollouter:
         elif dropped:
             log.warning("the pool dropped a group before it was learned from (%s); its room is free", dropped[0])
             schedule.dropped(number, dropped[0])
-            await self._give_up(LostGroup([], [start for start, row in rows.items() if row["state"] == "queued"]))
+            self._give_up_beside(LostGroup([], [start for start, row in rows.items() if row["state"] == "queued"]))
         elif "failed" in states:
             for start in (start for start, row in rows.items() if row["state"] == "failed"):
-                await self._give_up(schedule.failed(start, "reward", self._clock()))
+                self._give_up_beside(schedule.failed(start, "reward", self._clock()))
         elif number in schedule.state.open and all(row.get("reward") is not None for row in rows.values()):
             schedule.scored(number)
         else:
@@ -435,9 +457,9 @@ class AsyncRollouter:
     async def _end(self) -> None:
         """Waits for what runs, ends it, and saves the state."""
         self._stopping = True
-        if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=0.0 if self._trouble else self._drain_s)
-        for task in (left := list(self._tasks.values())):
+        if running := [*self._tasks.values(), *self._removals]:
+            await asyncio.wait(running, timeout=0.0 if self._trouble else self._drain_s)
+        for task in (left := [*self._tasks.values(), *self._removals]):
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         await self._save(now=True)

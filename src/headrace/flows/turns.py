@@ -110,7 +110,7 @@ class MultiStepFlow(AgentFlowBase):
         """What was sampled next, and the same as a message; the history then has it."""
         conversation = Conversation(messages, self.tools or None)
         plan = plan_prompt(self.renderer, history, conversation)
-        found = await self.generate(task, handle, prompt_ids=plan.ids.tolist())
+        found = await self.generate(task, handle, prompt_ids=plan.ids.tolist(), stop_ids=self.renderer.stop_ids)
         answer = self.renderer.parse(plan.ids.tolist(), found.response_ids, tools=bool(self.tools)).message
         record = history.record(conversation, answer, plan.parent)
         history.add(record, plan.ids, np.asarray(found.response_ids, np.int32), plan.parent, number)
