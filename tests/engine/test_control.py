@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from starlette.testclient import TestClient
 from tests.engine.kit import Client, Reference, gap, serving
 from tests.engine.test_forward import family
 
+from headrace.engine.engine import Engine, EngineSettings
+from headrace.engine.routes import create_app
 from headrace.engine.weights import share
 
 PROMPT = [1, 50, 60, 70]
@@ -270,13 +275,57 @@ def test_a_step_that_fails_is_answered_with_an_error_and_the_next_one_works(own:
 
         sampler, scheduler.sampler = scheduler.sampler, fail
 
-    import asyncio
-
     asyncio.run(own.engine.worker.ask(break_))
     status, error = own.refused("/v1/completions", LONG)
     assert status == 500
     assert "out of luck" in error["message"]
     assert len(own.complete(PROMPT, max_tokens=3, ignore_eos=True)["token_ids"]) == 3
+
+
+def test_a_command_that_fails_is_answered_with_an_error_and_the_next_one_works(own: Client) -> None:
+    def fail(_: Any) -> bool:
+        raise RuntimeError("out of luck")
+
+    with own.stream("/v1/completions", LONGER) as chunks:
+        next(chunks)
+        own.post("/pause?mode=keep")
+        own.engine.worker.abort(fail)
+        *_, last = chunks
+    assert "out of luck" in last["error"]["message"]
+    own.post("/resume")
+    assert len(own.complete(PROMPT, max_tokens=3, ignore_eos=True)["token_ids"]) == 3
+
+
+def test_a_hang_up_without_memory_to_keep_its_prefix_ends_its_own_call_only(own: Client) -> None:
+    alone = own.post("/v1/completions", LONG)["choices"][0]["token_ids"]
+    tried = threading.Event()
+
+    def fill(scheduler: Any) -> None:
+        def take(*_: Any) -> None:
+            del scheduler._cache.take
+            tried.set()
+            raise torch.OutOfMemoryError("out of memory")
+
+        scheduler._cache.take = take
+
+    with own.stream("/v1/completions", LONG) as chunks:
+        with own.stream("/v1/completions", {**LONGER, "prompt": [2, 51, 61], "request_id": "gone"}) as others:
+            next(others)
+            own.post("/pause?mode=keep")
+            asyncio.run(own.engine.worker.ask(fill))
+        assert tried.wait(60)
+        assert own.recorded("cmpl-gone")["finish_reason"] == "abort"
+        own.post("/resume")
+        ids = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+    assert ids == alone
+
+
+def test_it_is_not_healthy_once_nothing_can_be_sampled(folder: Path) -> None:
+    engine = Engine(EngineSettings(model=str(folder), device="cpu"))
+    client = TestClient(create_app(engine))
+    assert client.get("/health").status_code == 200
+    engine.close()
+    assert client.get("/health").status_code == 503
 
 
 def test_tokens_are_scored_while_the_engine_is_paused_and_what_is_frozen_goes_on(

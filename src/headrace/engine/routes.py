@@ -304,8 +304,8 @@ class InfoRoutes:
         return json_response({"object": "list", "data": [card]})
 
     async def health(self, request: Request) -> Response:
-        """`/health`: 200 with an empty body."""
-        return Response()
+        """`/health`: 200 with an empty body; 503, as vLLM, where nothing can be sampled any more."""
+        return Response(status_code=200 if self.engine.worker.alive else 503)
 
     async def version(self, request: Request) -> Response:
         """`/version`: the vLLM version that is emulated, with Headrace's as its local part."""

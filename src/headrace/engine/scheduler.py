@@ -10,6 +10,7 @@ that every token is sampled from one set of weights over its whole context.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from headrace.engine.cache import BLOCK_TOKENS, PrefixCache
 from headrace.engine.model import EngineModel
 from headrace.engine.sampler import LOWEST_LOGPROB, Sampler
 from headrace.engine.sequence import Candidates, EngineSequence
+
+log = logging.getLogger(__name__)
 
 #: Prompt tokens, padding included, that are computed at once.
 PREFILL_TOKENS = 4096
@@ -103,12 +106,20 @@ class Scheduler:
             self._open()
 
     def abort(self, gone: Callable[[EngineSequence], bool]) -> list[EngineSequence]:
-        """Ends the sequences for which `gone` is true, with the tokens they have; returns them."""
+        """Ends the sequences for which `gone` is true, with the tokens they have; returns them. Where there is no
+        memory to keep what was computed for them, everything computed is dropped: the others go on from their tokens.
+        """
         ended = [sequence for sequence in self.unfinished if gone(sequence)]
         for sequence in ended:
             sequence.finish("abort")
-        with torch.inference_mode():  # a cache that grew in a step can be written to only so
-            self._release()
+        running = list(self.running)
+        try:
+            with torch.inference_mode():  # a cache that grew in a step can be written to only so
+                self._release()
+        except Exception:
+            log.exception("the prefixes of aborted sequences could not be kept; what runs is computed again")
+            self.running = running
+            self.forget()
         self.waiting = deque(sequence for sequence in self.waiting if sequence.finish_reason is None)
         self.held = [sequence for sequence in self.held if sequence.finish_reason is None]
         self._drained()

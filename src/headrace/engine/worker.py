@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
@@ -70,6 +71,11 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs; without it no call is ever answered."""
+        return self._thread.is_alive()
+
     def submit(self, call: EngineCall) -> None:
         """Queues the call's sequences to be sampled."""
         self._inbox.put(lambda scheduler: scheduler.add(call.sequences))
@@ -87,9 +93,9 @@ class Worker:
             try:
                 found = question(scheduler)
             except Exception as error:
-                loop.call_soon_threadsafe(_fail, answer, error)
+                _hand_over(loop, _fail, answer, error)
             else:
-                loop.call_soon_threadsafe(_settle, answer, found)
+                _hand_over(loop, _settle, answer, found)
 
         self._inbox.put(run)
         return await answer
@@ -111,7 +117,7 @@ class Worker:
 
         def begin(scheduler: Scheduler) -> None:
             self._tell(scheduler.pause(mode))
-            self._drained.append(lambda: loop.call_soon_threadsafe(quiet.set))
+            self._drained.append(lambda: _hand_over(loop, quiet.set))
 
         await self.ask(begin)
         await quiet.wait()
@@ -125,20 +131,23 @@ class Worker:
         scheduler = self._scheduler
         while True:
             try:
-                while (command := self._inbox.get(block=not scheduler.busy)) is not None:
-                    command(scheduler)
-                    self._quiet()
+                command = self._inbox.get(block=not scheduler.busy)
+            except Empty:
+                self._attempt("a step", lambda: self._tell(scheduler.step()))
+                continue
+            if command is None:
                 self._tell(scheduler.abort(lambda _: True))
                 return
-            except Empty:
-                pass
-            try:
-                batch = scheduler.step()
-            except Exception as error:
-                log.exception("a step failed; what was running is answered with an error")
-                batch = scheduler.fail(f"{type(error).__name__}: {error}")
-            self._tell(batch)
-            self._quiet()
+            self._attempt("a command", partial(command, scheduler))
+
+    def _attempt(self, what: str, do: Callable[[], object]) -> None:
+        """Steps or commands the scheduler by `do`; where that fails, what was running is answered with the error."""
+        try:
+            do()
+        except Exception as error:
+            log.exception("%s failed; what was running is answered with an error", what)
+            self._tell(self._scheduler.fail(f"{type(error).__name__}: {error}"))
+        self._quiet()
 
     def _quiet(self) -> None:
         """Wakes those who wait for a pause once it is in force, or was cancelled."""
@@ -156,10 +165,7 @@ class Worker:
             if sequence.call is not None and (sequence.stream or reason is not None):
                 news[sequence.call.loop].append(_delta(sequence))
         for loop, deltas in news.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, deltas)
-            except RuntimeError:  # the loop was closed, and nothing awaits the call
-                pass
+            _hand_over(loop, _deliver, deltas)
 
 
 def _delta(sequence: EngineSequence) -> SequenceDelta:
@@ -167,6 +173,14 @@ def _delta(sequence: EngineSequence) -> SequenceDelta:
     sequence.told, sequence.shown = len(sequence.output), max(shown, sequence.settled())
     text = sequence.text.value[shown : sequence.shown]
     return SequenceDelta(sequence, first, sequence.told, text, sequence.finish_reason)
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *given: object) -> None:
+    """Calls a function on an event loop, from the worker's thread; not where it was closed, and nothing awaits it."""
+    try:
+        loop.call_soon_threadsafe(function, *given)
+    except RuntimeError:
+        pass
 
 
 def _deliver(deltas: list[SequenceDelta]) -> None:
