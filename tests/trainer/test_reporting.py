@@ -1,4 +1,5 @@
-"""What a run tells of its steps, beside the JSON lines: the real TensorBoard and the real wandb, offline."""
+"""What a run tells of its steps, beside the JSON lines: the real TensorBoard and the real wandb, offline; and the relay
+between workers of a cluster and who shows their run."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.trainer.config import LogConfig
+from headrace.trainer.ray_train import RunRelay
 from headrace.trainer.reporting import RunMetrics
 
 ROW = {"step": 3, "reward": 0.5, "loss": None, "times": {"wait": 0.25}, "sync": {"mode": "keep", "hold_ms": 4}}
@@ -34,3 +36,27 @@ def test_wandb_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     metrics.write(ROW)
     metrics.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+async def test_a_relay_hands_each_report_out_once_in_order_and_keeps_none_that_was_read() -> None:
+    relay = RunRelay()
+    for at in range(3):
+        await relay.report("step", (at,))
+    assert await relay.reports(0) == [("step", (0,)), ("step", (1,)), ("step", (2,))]
+    await relay.report("step", (3,))
+    assert await relay.reports(3) == [("step", (3,))]
+    assert await relay.reports(4) == []
+    assert relay._reports == []
+
+
+async def test_of_what_a_run_does_a_relay_keeps_the_last_that_nobody_has_read() -> None:
+    relay = RunRelay()
+    await relay.report("groups", ("1 of 2",))
+    assert await relay.reports(0) == [("groups", ("1 of 2",))]
+    for words in ("0 of 2", "1 of 2", "2 of 2"):
+        await relay.report("groups", (words,))
+    await relay.report("doing", ("learning",))
+    await relay.report("step", (1,))
+    await relay.report("step", (2,))
+    found = await relay.reports(1)
+    assert found == [("groups", ("2 of 2",)), ("doing", ("learning",)), ("step", (1,)), ("step", (2,))]

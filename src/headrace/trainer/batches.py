@@ -117,7 +117,7 @@ class Scorer(Protocol):
     """Computes rewards for trajectories that have none."""
 
     def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]:
-        """Rewards by trajectory uid."""
+        """Rewards by trajectory uid, of those that could be scored. Raises `Stopped` where the run is stopped first."""
 
 
 @dataclass

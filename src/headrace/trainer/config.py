@@ -6,7 +6,6 @@ value that would work.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.data.errors import shown
-from headrace.files import checked, nearest, read
+from headrace.data.keys import configured_key
+from headrace.files import Key, checked, expanded, nearest, read
 from headrace.net.http_answer import split_address
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.connect import connect
@@ -49,7 +49,7 @@ class PoolConfig(Section):
     """The pool that batches come from, and how they are taken."""
 
     address: str = Field("http://127.0.0.1:8100", description="a gateway or pool, or ray-actor://NAME?namespace=...")
-    key: str | None = Field(None, description=f"its key; default: {KEY_VARIABLE}")
+    key: Key = Field(None, description=f"its key; default: {KEY_VARIABLE}")
     channel: str = "train"
     batch_size: int = Field(32, ge=1, description="groups a step")
     n_rollouts: int | None = Field(None, ge=1, description="trajectories that make a group; default: the group's own")
@@ -61,7 +61,7 @@ class PoolConfig(Section):
 
     def connected(self, *, retry_s: float = 30.0) -> RemotePool:
         """A client of the pool; `retry_s` is how long it tries again by itself where the pool does not answer."""
-        return connect(self.address, key=self.key or os.environ.get(KEY_VARIABLE), retry_s=retry_s)
+        return connect(self.address, key=configured_key(self.key, KEY_VARIABLE), retry_s=retry_s)
 
 
 class FilterConfig(Section):
@@ -114,7 +114,7 @@ class TeacherConfig(Section):
         None, description="of a server with vLLM's /v1/completions; without it groups must bring ref_logprobs"
     )
     model: str | None = Field(None, description="its name there; default: the first that the server names")
-    key: str | None = Field(None, description="the server's key")
+    key: Key = Field(None, description="the server's key")
     weight: float = Field(1.0, gt=0, description="of the teacher's log-prob less the sampled one in an advantage")
     concurrency: int = Field(8, ge=1, description="sequences that are asked about at once")
     timeout_s: float = Field(120.0, gt=0, description="how long one answer may take")
@@ -253,7 +253,7 @@ def with_files_below(algorithm: Any, base: Path) -> Any:
         if not isinstance(value, str):
             return value
         where, _, name = value.rpartition(":")
-        return f"{(base / Path(where).expanduser()).resolve()}:{name}" if where.endswith(".py") else value
+        return f"{(base / expanded(where)).resolve()}:{name}" if where.endswith(".py") else value
 
     found = {**algorithm, **{name: whole(algorithm[name]) for name in ("loss", "advantage") if name in algorithm}}
     if isinstance(found.get("filters"), list | tuple):

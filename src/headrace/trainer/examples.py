@@ -7,6 +7,7 @@ Nothing is skipped in silence: every trajectory of a batch is either among the s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,17 +19,28 @@ from headrace.data.sequence import Sequence
 from headrace.data.step import FloatArray
 from headrace.data.trajectory import Group, Trajectory
 from headrace.net.blocking_client import BlockingHttpClient
-from headrace.net.http_answer import MAX_ERROR_CHARS, NoAnswer
+from headrace.net.http_answer import HttpAnswer, NoAnswer, seconds_of
 from headrace.trainer.advantages import AdvantageBatch, Floats
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.filters import FilterGroup, overlong_penalty, sampled_tokens
 from headrace.trainer.own_functions import advantages_of, filters_of
+from headrace.trainer.stopping import Outage, StopSignal
+from headrace.trainer.sync.http import PASSING, ServerFailed, ask_again
+
+log = logging.getLogger(__name__)
 
 SCORE_PATH = "/compute_reward"
 #: How long one reward may take: a judge model answers within it.
 SCORE_TIMEOUT_S = 120.0
 #: The code with which a gateway says that it has no reward worker.
 NO_WORKER_CODE = b"no_reward_worker"
+#: The code with which it says that its reward worker failed at one answer.
+FAILED_CODE = b"reward_failed"
+#: How often an answer is asked about at which the reward worker fails in a way that may pass: its judge took too long,
+#: or said nothing that can be read.
+FAILED_TRIES = 3
+#: Statuses that every trajectory would get: the key or the address is wrong.
+DENIED = (401, 403, 404)
 #: What is sent to find that out.
 _TRIED = {"prompt_ids": [0], "response_ids": [0]}
 
@@ -42,9 +54,14 @@ class NotScored(HeadraceError):
 class GatewayScorer:
     """Asks a gateway's `/compute_reward` for rewards."""
 
-    def __init__(self, gateway: str, key: str | None = None) -> None:
+    def __init__(
+        self, gateway: str, key: str | None = None, *, stop: StopSignal | None = None, outage: Outage | None = None
+    ) -> None:
+        """`stop` ends the wait for a gateway that does not answer; `outage` is told of it, by default it is logged."""
         self._client = BlockingHttpClient(gateway, timeout_s=SCORE_TIMEOUT_S, key=key)
         self._url = self._client.address + SCORE_PATH
+        self._stop = stop or StopSignal()
+        self._outage = outage or Outage(f"the reward worker {gateway}", log.warning)
 
     def check(self) -> None:
         """Raises `NotScored` where the gateway says that nobody scores there: a run would wait for rewards in vain."""
@@ -59,24 +76,58 @@ class GatewayScorer:
             )
 
     def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]:
-        """By trajectory uid, the rewards of those that have none and have something to score."""
-        found = {}
+        """By trajectory uid, the rewards of those that have none and have something to score; one that cannot be scored
+        is left out, and told of in the log. A gateway that does not answer, or is too busy, is waited for. Raises
+        `NotScored` where nobody scores there, and `Stopped` where the run is stopped first."""
+        found: dict[str, float] = {}
+        failed: dict[str, str] = {}
         for trajectory in trajectories:
-            if trajectory.reward is None:
-                body = _body(trajectory)
-                if body is not None:
-                    found[trajectory.uid] = self._score(trajectory.uid, body)
+            body = _body(trajectory) if trajectory.reward is None else None
+            if body is None:
+                continue
+            given = ask_again(_Question(self._client, self._url, trajectory.uid, body), self._stop, self._outage)
+            if isinstance(given, str):
+                failed[trajectory.uid] = given
+            else:
+                found[trajectory.uid] = given
+        if failed:
+            uid, why = next(iter(failed.items()))
+            log.warning("%d trajectories could not be scored and are skipped, %s: %s", len(failed), uid, why)
         return found
 
-    def _score(self, uid: str, body: dict[str, Any]) -> float:
+
+class _Question:
+    """One trajectory's reward, asked for by a call; it may be called again."""
+
+    def __init__(self, client: BlockingHttpClient, url: str, uid: str, body: dict[str, Any]) -> None:
+        self._client, self._url, self._uid, self._body = client, url, uid, body
+        self._failures = 0
+
+    def __call__(self) -> float | str:
+        """The reward, or why this trajectory has none. Raises `ServerFailed` where asking again may help, and
+        `NotScored` where no other trajectory would get one either."""
         try:
-            answer = self._client.request("POST", SCORE_PATH, json=body)
-            if answer.status == 200:
+            answer = self._client.request("POST", SCORE_PATH, json=self._body)
+        except NoAnswer as error:
+            raise ServerFailed(str(error), reason=error.reason.lower()) from error
+        if answer.status == 200:
+            try:
                 return float(answer.json()["reward_score"])
-        except (NoAnswer, ValueError, KeyError, TypeError) as error:
-            raise NotScored(f"{self._url} gave no reward for trajectory {uid}: {error}") from error
-        said = answer.body[:MAX_ERROR_CHARS].decode(errors="replace")
-        raise NotScored(f"{self._url} answered {answer.status} for trajectory {uid}: {said}")
+            except (ValueError, KeyError, TypeError) as error:
+                raise NotScored(f"{self._url} gave no reward for trajectory {self._uid}: {error}") from error
+        said = f"{self._url} answered {answer.status} for trajectory {self._uid}: {answer.error_text()}"
+        if answer.status in DENIED or NO_WORKER_CODE in answer.body:
+            raise NotScored(said)
+        if self._may_pass(answer):
+            after_s = seconds_of(answer.headers.get("retry-after", ""))
+            raise ServerFailed(said, answer.status, reason=answer.error_text(), retry_after_s=after_s)
+        if 400 <= answer.status < 500 or FAILED_CODE in answer.body:
+            return f"{answer.status}: {answer.error_text()}"
+        raise NotScored(said)
+
+    def _may_pass(self, answer: HttpAnswer) -> bool:
+        self._failures += FAILED_CODE in answer.body
+        return answer.status in PASSING and self._failures < FAILED_TRIES
 
 
 def _body(trajectory: Trajectory) -> dict[str, Any] | None:

@@ -27,6 +27,8 @@ REPORT_WAIT_S = 0.25
 #: Seconds that the relay may take to answer: it does nothing but that, and the first answer waits for its process,
 #: which a busy machine takes a minute to begin.
 RELAY_ANSWER_S = 240.0
+#: Reports that say how it is now: of several in a row that nobody has read, the last is enough.
+STANDING_REPORTS = ("doing", "groups")
 #: How much of the resource that names a node a worker takes: enough to be placed there, little enough for thousands.
 NODE_SHARE = 0.0001
 #: The folder below the run's for what Ray Train itself keeps.
@@ -34,10 +36,13 @@ RAY_FOLDER = "ray"
 
 
 class RunRelay:
-    """The actor between rank 0 and the process that shows the run: reports go one way, the word to stop the other."""
+    """The actor between rank 0 and the process that shows the run: reports go one way, the word to stop the other. It
+    keeps only reports that were not read."""
 
     def __init__(self) -> None:
         self._reports: list[tuple[str, tuple[Any, ...]]] = []
+        #: How many reports came before those that are kept, and how many of all were handed out.
+        self._dropped = self._handed_out = 0
         self._news = asyncio.Event()
         self._told = asyncio.Event()
         self._stopped_by = ""
@@ -45,19 +50,25 @@ class RunRelay:
 
     async def report(self, name: str, given: tuple[Any, ...]) -> None:
         """A call of a `RunWatcher`'s method."""
+        unread = self._dropped + len(self._reports) > self._handed_out
+        if unread and name in STANDING_REPORTS and self._reports[-1][0] == name:
+            self._reports.pop()
         self._reports.append((name, given))
         self._news.set()
 
     async def reports(self, seen: int) -> list[tuple[str, tuple[Any, ...]]]:
-        """All reports but the first `seen`; waits a moment where there are none."""
-        if len(self._reports) <= seen:
+        """All reports but the first `seen`, which are forgotten; waits a moment where there are none."""
+        del self._reports[: seen - self._dropped]
+        self._dropped = seen
+        if not self._reports:
             self._news.clear()
             try:
                 async with asyncio.timeout(REPORT_WAIT_S):
                     await self._news.wait()
             except TimeoutError:
                 pass
-        return self._reports[seen:]
+        self._handed_out = seen + len(self._reports)
+        return list(self._reports)
 
     async def stop(self, by: str) -> None:
         """Has the run end after the step under way."""

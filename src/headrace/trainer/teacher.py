@@ -8,10 +8,11 @@ which is checked before the first batch. A server that does not answer is waited
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,15 +21,13 @@ from headrace.data.guidance import Guidance
 from headrace.data.sequence import Sequence
 from headrace.data.step import FloatArray
 from headrace.trainer.config import TeacherConfig
-from headrace.trainer.stopping import Outage, Stopped, StopSignal
-from headrace.trainer.sync.http import ServerFailed, ServerHttp
+from headrace.trainer.stopping import Outage, StopSignal
+from headrace.trainer.sync.http import PASSING, ServerFailed, ServerHttp, ask_again
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two tries at a teacher that does not answer: the second comes soon, for a connection that was lost.
-RETRY_DELAYS_S = (0.05, 0.5, 2.0)
-#: Statuses of a server that may do better another time: none at all, too busy, behind a proxy that waits for it.
-PASSING = (None, 408, 425, 429, 500, 502, 503, 504)
 #: Tokens by which two vocabularies are compared, spread evenly over the policy's.
 COMPARED_TOKENS = 64
 #: Share of these that may be other texts: releases of one tokenizer differ in a few special tokens, two tokenizers in
@@ -86,31 +85,17 @@ class Teacher:
         row = np.concatenate([np.zeros(1, np.float32), found])  # nothing comes before the first token
         return replace(sequence, guidance=replace(guidance, ref_log_probs=row))
 
-    def _again(self, ask: Any) -> Any:
+    def _again(self, ask: Callable[[], T]) -> T:
         """What `ask` returns, asked again while the server does not answer."""
-        tries = 0
-        while True:
-            if self._stop.is_set():
-                raise Stopped
-            try:
-                found = ask()
-            except ServerFailed as error:
-                if self._stop.is_set():
-                    raise Stopped from None
-                if error.status not in PASSING:
-                    raise self._refused(error) from error
-                down_s = self._outage.failed(error.reason)
-                if down_s > self._config.patience_s:
-                    raise TeacherFailed(
-                        f"{self._outage.what} did not answer for {down_s:.0f} s (algorithm.teacher.patience_s): "
-                        f"{error.reason}"
-                    ) from error
-                if self._stop.wait(RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S) - 1)]):
-                    raise Stopped from None
-                tries += 1
-            else:
-                self._outage.answered()
-                return found
+        try:
+            return ask_again(ask, self._stop, self._outage, self._config.patience_s)
+        except ServerFailed as error:
+            if error.status not in PASSING:
+                raise self._refused(error) from error
+            raise TeacherFailed(
+                f"{self._outage.what} did not answer for longer than {self._config.patience_s:g} s "
+                f"(algorithm.teacher.patience_s): {error.reason}"
+            ) from error
 
     def _log_probs(self, ids: list[int]) -> FloatArray:
         """The log-prob of each token but the first, at temperature 1."""

@@ -81,7 +81,8 @@ class Trainer:
         check_functions(config.algorithm)
         scorer = None
         if config.score_unrewarded and config.sync is not None and config.sync.gateway is not None:
-            scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key)
+            waiting = self._outage("reward worker", config.sync.gateway)
+            scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key, stop=self._stop, outage=waiting)
             scorer.check()
         asked, teacher = config.algorithm.teacher, None
         if asked is not None and asked.address is not None:

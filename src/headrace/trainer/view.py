@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from headrace.data.visible import VisibleFormatter, visible
 from headrace.terminal import LiveView, figure_table, labelled_curve
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
@@ -50,7 +51,7 @@ class TrainView(RunWatcher, LiveView):
         self._stopping = ""
         LiveView.__init__(self, console, get_renderable=self._panel, refresh_per_second=FRAMES_PER_S)
         self._logs: logging.Handler = _Above(self) if self._live is not None else logging.StreamHandler()
-        self._logs.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._logs.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def __enter__(self) -> Self:
         root = logging.getLogger()
@@ -67,7 +68,7 @@ class TrainView(RunWatcher, LiveView):
 
     def say(self, words: str) -> None:
         """Prints a line, above the live view where there is one."""
-        self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(visible(words, lines=True), markup=False, highlight=False, soft_wrap=True)
 
     # -- what it is told -----------------------------------------------------------------------------------------------
 

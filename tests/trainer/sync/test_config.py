@@ -17,6 +17,7 @@ from headrace.trainer.sync import SyncConfig
         ({"gateway": "127.0.0.1:8100"}, "is no address"),
         ({"gateway": "http://host:port"}, "[Pp]ort"),
         ({"servers": ["http://"]}, "is no address"),
+        ({"servers": ["http://host"], "model": "small"}, "no gateway is given"),
         ({"gateway": "http://host", "mode": "wait"}, "abort-resume"),
         ({"gateway": "http://host", "tolerance": 0}, "greater than 0"),
         ({"gateway": "http://host", "timeout_s": 0}, "greater than 0"),

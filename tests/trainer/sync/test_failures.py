@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.kit import Client, serving
-from tests.gateway.kit import Running, await_ready, running_gateway, told
+from tests.gateway.kit import Running, await_ready, running_gateway, told, until
 from tests.gateway.rollout import chat, error_of, scripted
 from tests.trainer.sync.kit import Between, Stream, Trained, address, between, publisher, states
 
@@ -241,6 +241,29 @@ def test_a_publish_that_is_interrupted_leaves_nothing_held_and_nothing_unchecked
         found.publish(trained.weights, 2, trained.probe)
     assert states(two) == {address(engine): ("up", 2)}
     told(chat(two, two.init()["base_url"], "hi", max_tokens=2))
+
+
+def test_what_a_publish_has_not_verified_is_not_sampled_when_its_pause_ends_without_it(
+    gateway: Running, engine: Client, first: Trained, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.trainer.sync.servers import HeadraceEngine
+
+    score, seen = HeadraceEngine.score, []
+
+    def after_the_pause(self: HeadraceEngine, ids: list[int]) -> tuple[list[float], str | None]:
+        told(gateway.post("/pause?mode=keep&lease_s=0.05"))
+        until(lambda: states(gateway) == {address(engine): ("paused", 1)})
+        seen.append(engine.get("/weight_info"))
+        return score(self, ids)
+
+    with publisher(gateway) as found:
+        found.publish(first.weights, 1, first.probe)
+        monkeypatch.setattr(HeadraceEngine, "score", after_the_pause)
+        assert found.publish(trained.weights, 2, trained.probe).failed == {}
+    assert seen == [{"weight_version": "unverified"}]
+    until(lambda: states(gateway) == {address(engine): ("up", 2)})
+    assert engine.get("/weight_info") == {"weight_version": "2"}
+    told(chat(gateway, gateway.init()["base_url"], "hi", max_tokens=2))
 
 
 def test_weights_that_are_of_another_model_are_refused_whole(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.engine.kit import Client
 from tests.gateway.kit import Running, running_gateway, told
+from tests.gateway.models.kit import with_models
 from tests.gateway.rollout import chat
 from tests.trainer.sync.kit import Stream, Trained, address, publisher, states
 
@@ -103,6 +104,41 @@ def test_two_servers_get_the_same_weights(two: Running, engine: Client, second: 
     assert report.failed == {}
     assert states(two) == {address(engine): ("up", 3), address(second): ("up", 3)}
     assert max(trained.sampled(engine), trained.sampled(second)) < 1e-4
+
+
+@pytest.mark.parametrize("model", [None, "judge"])
+def test_only_the_servers_of_the_model_that_is_trained_are_published_to(
+    pool: DataPool,
+    engine: Client,
+    second: Client,
+    folder: Path,
+    tmp_path: Path,
+    first: Trained,
+    trained: Trained,
+    model: str | None,
+) -> None:
+    judge = {"judge": {"mode": "record", "addresses": address(second)}}
+    with (
+        with_models(pool, address(engine), folder, tmp_path / "models.json", judge) as gateway,
+        publisher(gateway, model=model) as found,
+    ):
+        told(gateway.post(f"/pause?model={'judge' if model is None else ''}"))  # the other's: somebody else's to end
+        found.check(trained.config)
+        report = found.publish(trained.weights, 1, trained.probe)
+        published, other = (engine, second) if model is None else (second, engine)
+        assert report.failed == {}
+        assert states(gateway) == {address(published): ("up", 1), address(other): ("up", 0)}
+        assert published.get("/weight_info") == {"weight_version": "1"}
+        assert other.get("/weight_info") == {"weight_version": "default"}
+        assert trained.sampled(published) < 1e-4
+        assert first.sampled(other) < 1e-4
+        paused = [served.upstream.paused for served in gateway.app.state.gateway.models]
+        assert paused == ([False, True] if model is None else [True, False])
+
+
+def test_a_model_that_the_gateway_does_not_have_is_named(gateway: Running, trained: Trained) -> None:
+    with publisher(gateway, model="judge") as found, pytest.raises(SyncFailed, match=r"'judge'.*sync\.model"):
+        found.check(trained.config)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from headrace.data.keys import configured_key
+from headrace.files import Key
 
 Mode = Literal["keep", "drain", "abort-resume"]
 
@@ -19,9 +21,12 @@ class SyncConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gateway: str | None = Field(None, description="the gateway; it holds calls, and says which servers there are")
+    model: str | None = Field(
+        None, description="which of the gateway's models is trained, where it has several; default: its default"
+    )
     servers: list[str] = Field([], description="rollout servers, where there is no gateway")
-    admin_key: str | None = Field(None, description="the gateway's (or set HEADRACE_ADMIN_KEY)")
-    server_key: str | None = Field(None, description="the rollout servers' own (or set HEADRACE_UPSTREAM_KEY)")
+    admin_key: Key = Field(None, description="the gateway's (or set HEADRACE_ADMIN_KEY)")
+    server_key: Key = Field(None, description="the rollout servers' own (or set HEADRACE_UPSTREAM_KEY)")
     mode: Literal["keep", "drain", "abort-resume", "auto"] = Field(
         "auto", description="what becomes of calls in flight; auto: keep with Headrace's engine, abort-resume with vLLM"
     )
@@ -48,7 +53,7 @@ class SyncConfig(BaseModel):
     @property
     def presented_key(self) -> str | None:
         """The key that is sent to the gateway: `admin_key`, or that of the environment."""
-        return self.admin_key or os.environ.get("HEADRACE_ADMIN_KEY")
+        return configured_key(self.admin_key, "HEADRACE_ADMIN_KEY")
 
     @field_validator("gateway")
     @classmethod
@@ -64,6 +69,8 @@ class SyncConfig(BaseModel):
     def _reachable(self) -> SyncConfig:
         if self.gateway is None and not self.servers:
             raise ValueError("neither gateway nor servers is given; one of them says where weights go")
+        if self.gateway is None and self.model is not None:
+            raise ValueError(f"model is {self.model!r}, and no gateway is given; leave it out, or name the gateway")
         return self
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from typing import Any, Literal, Protocol
+from urllib.parse import urlencode
 
 from headrace.trainer.stopping import Outage, StopSignal, for_each_in_threads
 from headrace.trainer.sync.config import Mode, SyncConfig
@@ -50,11 +51,13 @@ class CallControl(Protocol):
 
 
 class GatewayControl(CallControl):
-    """Control through Headrace's gateway, which pauses and resumes the servers that it uses."""
+    """Control through Headrace's gateway, which pauses and resumes the servers that it uses for one of its models:
+    `sync.model`, or the default. Its other models' servers are left alone."""
 
     def __init__(self, config: SyncConfig, cut: StopSignal, outage: Outage) -> None:
         assert config.gateway is not None
         self._http = ServerHttp(config.gateway, key=config.presented_key, timeout_s=config.timeout_s, cut=cut)
+        self._model = config.model or ""  # empty: the gateway's default
         self._timeout_s, self._cut, self._outage = config.timeout_s, cut, outage
 
     def await_ready(self) -> None:
@@ -65,11 +68,25 @@ class GatewayControl(CallControl):
     def await_reachable(self) -> None:
         """Waits for any answer. The gateway need not be ready: where it has no server left, publishing weights brings
         one back."""
-        self._ask_again("GET", "/policy_version", None, None)
+        self._ask_again("GET", self._of_model("/policy_version"), None, None)
 
     def _has_paused_server(self) -> bool:
-        servers = self._ask("GET", "/servers", within_s=STATUS_TIMEOUT_S)["servers"]
-        return any(server["state"] == "paused" for server in servers)
+        return any(server["state"] == "paused" for server in self._servers())
+
+    def _servers(self) -> list[dict[str, Any]]:
+        """What the gateway tells of each of the model's servers."""
+        own = self._versions()["servers"]
+        found = self._ask("GET", "/servers", within_s=STATUS_TIMEOUT_S)["servers"]
+        return [server for server in found if server["address"] in own]
+
+    def _versions(self) -> dict[str, Any]:
+        """The model's newest version, and that of each of its servers."""
+        found: dict[str, Any] = self._ask("GET", self._of_model("/policy_version"), within_s=STATUS_TIMEOUT_S)
+        return found
+
+    def _of_model(self, path: str, **query: str) -> str:
+        """The path of a request that concerns this model alone."""
+        return f"{path}?{urlencode({**query, 'model': self._model})}"
 
     def _ask_again(
         self, method: str, path: str, body: Any, *passing: int | None, unless: Callable[[], bool] = lambda: False
@@ -91,37 +108,39 @@ class GatewayControl(CallControl):
                     raise
 
     def addresses(self) -> dict[str, bool]:
-        found = self._ask("GET", "/servers", within_s=STATUS_TIMEOUT_S)["servers"]
         # One that is leaving ends its calls under the weights that they began with.
-        return {server["address"]: server["state"] == "up" for server in found if server["state"] != "leaving"}
+        found = [server for server in self._servers() if server["state"] != "leaving"]
+        return {server["address"]: server["state"] == "up" for server in found}
 
     def newest(self) -> int:
-        return int(self._ask("GET", "/policy_version", within_s=STATUS_TIMEOUT_S)["version"])
+        return int(self._versions()["version"])
 
     def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
         try:
-            self._ask("POST", f"/pause?mode={mode}&lease_s={PAUSE_LEASE_ANSWERS * self._timeout_s:g}")
+            lease_s = f"{PAUSE_LEASE_ANSWERS * self._timeout_s:g}"
+            self._ask("POST", self._of_model("/pause", mode=mode, lease_s=lease_s))
         except BaseException:
             try:
-                self._ask("POST", "/resume", within_s=STATUS_TIMEOUT_S)
+                self._ask("POST", self._of_model("/resume"), within_s=STATUS_TIMEOUT_S)
             except SyncFailed:  # the first error says more
                 for_each_in_threads(_try_resume, servers)  # it may have paused them before it went, and nobody else did
             raise
 
     def resume(self, servers: Collection[RolloutServer]) -> None:
-        self._ask("POST", "/resume")
+        self._ask("POST", self._of_model("/resume"))
 
     def set_version(self, address: str, version: int, adapter: str | None = None) -> None:
         # The gateway tells its pool, which may be started anew just now: no reason to give a server up that has the
         # weights. Telling it twice changes nothing.
-        told = {"version": version, "server": address, "adapter": adapter}
+        told = {"version": version, "server": address, "adapter": adapter, "model": self._model}
         self._ask_again("POST", "/policy_version", told, None, 503)
 
     def remove_server(self, address: str) -> None:
-        self._ask("DELETE", "/servers", {"address": address}, unless=404)  # it has none of this address
+        asked = {"address": address, "model": self._model}
+        self._ask("DELETE", "/servers", asked, unless=404)  # it has none of this address
 
     def add_server(self, address: str) -> None:
-        self._ask("POST", "/servers", {"address": address})
+        self._ask("POST", "/servers", {"address": address, "model": self._model})
 
     def _ask(
         self, method: str, path: str, body: Any = None, *, within_s: float | None = None, unless: int | None = None
@@ -133,7 +152,9 @@ class GatewayControl(CallControl):
                 return None
             way_out = {
                 401: "; set sync.admin_key, or HEADRACE_ADMIN_KEY, to the gateway's --admin-key",
-                404: "; is sync.gateway the address of a Headrace gateway?",
+                404: "; is sync.gateway the address of a Headrace gateway?"
+                if not self._model
+                else "; is sync.gateway the address of a Headrace gateway, and sync.model one of its recorded models?",
             }
             raise SyncFailed(f"the gateway {error}{way_out.get(error.status or 0, '')}") from error
 

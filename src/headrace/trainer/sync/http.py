@@ -1,5 +1,6 @@
 """One HTTP server, asked one question at a time, and the errors of a sync. An answer other than 200 is `ServerFailed`,
-with the server's words: one server's failure takes that server out; without any server left, it is `SyncFailed`.
+with the server's words: one server's failure takes that server out; without any server left, it is `SyncFailed`. Who
+has no other server asks again (`ask_again`).
 
 A question is waited for until it is answered, its time is over, or the sync is cut short; then only what settles it is
 still asked, and briefly.
@@ -7,13 +8,21 @@ still asked, and briefly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from headrace.data.errors import HeadraceError
 from headrace.net.blocking_client import BlockingHttpClient
-from headrace.net.http_answer import JSON_TYPE, BadAddress, NoAnswer
-from headrace.trainer.stopping import Stopped, StopSignal, in_thread
+from headrace.net.http_answer import JSON_TYPE, BadAddress, NoAnswer, seconds_of
+from headrace.trainer.stopping import Outage, Stopped, StopSignal, in_thread
+
+T = TypeVar("T")
+
+#: Statuses of a server that may do better another time: none at all, too busy, behind a proxy that waits for it.
+PASSING = (None, 408, 425, 429, 500, 502, 503, 504)
+#: Seconds between two tries at a server that does not answer: the second comes soon, for a connection that was lost.
+RETRY_DELAYS_S = (0.05, 0.5, 2.0)
 
 
 class SyncFailed(HeadraceError):
@@ -28,13 +37,37 @@ class SyncFailed(HeadraceError):
 
 class ServerFailed(HeadraceError):
     """A server that did not do what it was asked; `status` is its answer's, where there was one. `reason` is the
-    message without the address."""
+    message without the address, `retry_after_s` the seconds after which the server wants to be asked again."""
 
     code = "server_failed"
 
-    def __init__(self, message: str, status: int | None = None, *, reason: str = "") -> None:
+    def __init__(
+        self, message: str, status: int | None = None, *, reason: str = "", retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason or message
+        self.status, self.reason, self.retry_after_s = status, reason or message, retry_after_s
+
+
+def ask_again(ask: Callable[[], T], stop: StopSignal, outage: Outage, patience_s: float = math.inf) -> T:
+    """What `ask` returns, asked again while it raises `ServerFailed` with a status among `PASSING`, not before the time
+    that the server names. Raises `Stopped` where the run is stopped first, and the last `ServerFailed` where its status
+    is another, or the server has not answered for `patience_s`."""
+    tries = 0
+    while not stop.is_set():
+        try:
+            found = ask()
+        except ServerFailed as error:
+            if stop.is_set():
+                break
+            if error.status not in PASSING or outage.failed(error.reason) > patience_s:
+                raise
+            delay_s = max(RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S) - 1)], error.retry_after_s or 0.0)
+            stop.wait(min(delay_s, patience_s))
+            tries += 1
+        else:
+            outage.answered()
+            return found
+    raise Stopped
 
 
 #: Seconds that a question may take once a sync is cut short: what is well answers in far less, and somebody waits for
@@ -89,7 +122,12 @@ class ServerHttp:
         route, status = path.partition("?")[0], answer.status
         if status != 200:
             said = answer.error_text() or "nothing"
-            raise ServerFailed(f"{self.address} answered {route} with {status}: {said}", status, reason=said)
+            raise ServerFailed(
+                f"{self.address} answered {route} with {status}: {said}",
+                status,
+                reason=said,
+                retry_after_s=seconds_of(answer.headers.get("retry-after", "")),
+            )
         try:
             return answer.json() if answer.body and read else None
         except ValueError:

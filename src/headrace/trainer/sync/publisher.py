@@ -8,7 +8,6 @@ once it has the newest weights.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import InvalidInput
+from headrace.data.keys import configured_key
 from headrace.data.step import INT32_MAX, check_count
+from headrace.data.weight_version import UNVERIFIED
 from headrace.trainer.stopping import Outage, StopSignal, for_each_in_threads
 from headrace.trainer.sync.config import Mode, SyncConfig
 from headrace.trainer.sync.gateway_control import CallControl, call_control
@@ -71,7 +72,7 @@ class Publisher:
         self._lock = threading.Lock()
         outage = outage or Outage(f"the gateway {config.gateway}", log.warning)
         self._control = call_control(config, self._cut, outage)
-        self._key = config.server_key or os.environ.get("HEADRACE_UPSTREAM_KEY")
+        self._key = configured_key(config.server_key, "HEADRACE_UPSTREAM_KEY")
         #: Servers that were taken out, by address, with the reason.
         self._taken_out: dict[str, str] = {}
         #: Servers of which it was said that they get an adapter's merged weights.
@@ -354,23 +355,26 @@ class WeightUpdate:
         for_each_in_threads(self._settle, self._verified())
 
     def _load_and_verify(self, server: RolloutServer, probe: Probe | None, most: float | None) -> None:
-        known = server.address in self._held
+        known, version = server.address in self._held, self._delivery.version
         try:
             if not self._held.get(server.address):
                 server.pause("abort")
+            server.set_version(UNVERIFIED)  # whatever becomes of this process, nobody uses it before it is verified
             server.load(self._delivery)
             gap = None
             if probe is not None:
                 if not server.scores_paused:
                     if known and self._mode == "keep":  # what was frozen goes on here, and is of this version
-                        self._control.set_version(server.address, self._delivery.version)
+                        server.set_version(str(version))
+                        self._control.set_version(server.address, version)
                     server.resume()
                 gap = self._gap(server, probe, most)
+            server.set_version(str(version))
         except ServerFailed as error:
             self.failed[server.address] = str(error)
             return
         if known:
-            self._control.set_version(server.address, self._delivery.version, server.adapter)
+            self._control.set_version(server.address, version, server.adapter)
         self.gaps[server.address] = gap
 
     def _gap(self, server: RolloutServer, probe: Probe, most: float | None) -> Gap:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from headrace.data.adapter_name import adapter_version
 from headrace.data.errors import shown
+from headrace.data.weight_version import UNVERIFIED
 from headrace.trainer.sync import vllm_ipc
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.sync.weights import DTYPES, WeightDelivery
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 STATUS_TIMEOUT_S = 10.0
 #: Seconds for vLLM's /server_info, which inspects the whole machine first.
 VLLM_INFO_TIMEOUT_S = 60.0
-#: The version of weights that failed verification: not a number, so that no gateway takes it for a version.
-UNVERIFIED = "unverified"
 
 Via = Literal["auto", "cuda_ipc", "shared_memory", "files"]
 
@@ -67,7 +66,7 @@ class RolloutServer(ABC):
 
     @abstractmethod
     def load(self, delivery: WeightDelivery) -> None:
-        """Loads the weights, drops caches computed with others, and sets the version."""
+        """Loads the weights, and drops caches computed with others."""
 
     @abstractmethod
     def score(self, ids: list[int]) -> tuple[list[float], str | None]:
@@ -99,14 +98,15 @@ class RolloutServer(ABC):
     def discard(self) -> None:
         """Aborts calls in flight, and marks the server's weights as unverified."""
         self.http.post("/pause?mode=abort", within_s=STATUS_TIMEOUT_S)
-        self.http.post("/update_weight_version", {"new_version": UNVERIFIED}, within_s=STATUS_TIMEOUT_S)
+        self.set_version(UNVERIFIED, within_s=STATUS_TIMEOUT_S)
+
+    def set_version(self, version: str, within_s: float | None = None) -> None:
+        """Sets what the server says of its weights: the number of their version, or `UNVERIFIED`."""
+        self.http.post("/update_weight_version", {"new_version": version}, within_s)
 
     def _from_files(self, delivery: WeightDelivery) -> None:
         asked = {"method": "reload_weights", "kwargs": {"weights_path": str(delivery.folder)}}
         self.http.post("/collective_rpc", asked)
-
-    def _version(self, delivery: WeightDelivery) -> None:
-        self.http.post("/update_weight_version", {"new_version": str(delivery.version)})
 
 
 class HeadraceEngine(RolloutServer):
@@ -119,13 +119,11 @@ class HeadraceEngine(RolloutServer):
             on_gpu = delivery.on_gpu
             assert on_gpu is not None
             block = {"block": asdict(on_gpu.export()), "manifest": on_gpu.manifest, "checksum": on_gpu.checksum}
-            self.http.post("/load_weights_cuda_ipc", {**block, "version": str(delivery.version)})
+            self.http.post("/load_weights_cuda_ipc", block)
         elif self.shared:
-            asked = {"name": delivery.block.name, "manifest": delivery.manifest, "version": str(delivery.version)}
-            self.http.post("/load_weights_shm", asked)
+            self.http.post("/load_weights_shm", {"name": delivery.block.name, "manifest": delivery.manifest})
         else:
             self._from_files(delivery)
-            self._version(delivery)
 
     def why_no_cuda_ipc(self, device: torch.device) -> str | None:
         from headrace.engine import cuda_ipc
@@ -206,7 +204,6 @@ class Vllm(RolloutServer):
                 "/v1/load_lora_adapter", {"lora_name": delivery.adapter_name, "lora_path": str(delivery.adapter)}
             )
             self.adapter = delivery.adapter_name
-            self._version(delivery)
             return
         if self.cuda_ipc:
             assert delivery.on_gpu is not None
@@ -217,7 +214,6 @@ class Vllm(RolloutServer):
         found = self.http.post("/reset_prefix_cache?reset_running_requests=true")
         if not isinstance(found, dict) or found.get("success") is not True:
             raise ServerFailed(f"{self.address} did not reset its prefix cache: {shown(found)}")
-        self._version(delivery)
 
     def score(self, ids: list[int]) -> tuple[list[float], str | None]:
         model = self.adapter or self.model
