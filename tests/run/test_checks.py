@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,15 @@ def test_a_problem_is_named_with_its_fix(changed: Callable[..., Any], sections: 
     (base / "runs").mkdir()
     with pytest.raises(InvalidInput, match=said):
         check(*changed(**{"reward": None, **sections}))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux'")
+def test_a_machine_that_cannot_confine_an_answers_program_is_named(
+    changed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.rewards.sandbox.MUST_HOLD", ("a moat",))
+    with pytest.raises(InvalidInput, match=r"reward: unit_tests: .*a moat cannot be held"):
+        check(*changed(reward={"rules": ["unit_tests"]}))
 
 
 def test_a_port_in_use_is_named(changed: Callable[..., Any]) -> None:

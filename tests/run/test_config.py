@@ -82,6 +82,7 @@ def test_an_evaluation_may_be_sampled_otherwise(written: Path) -> None:
         ("evaluate.sampling.top_p=2", "evaluate.sampling.top_p"),
         ("evaluate.sampling.temprature=0", "did you mean temperature"),
         ("train.steps", "should be key=value"),
+        ("train.steps=2026-13-45", "is no value of YAML: month"),
         ("model.size=3", "model is 'model', which has no fields"),
         ("train.steps=[", "no value of YAML"),
     ],

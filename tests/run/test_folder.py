@@ -85,6 +85,12 @@ def test_a_run_is_resumed_as_what_it_was(tmp_path: Path) -> None:
         resume(tmp_path / "nowhere", CONFIG)
 
 
+def test_a_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / folder.STATE_FILE).write_bytes(b'{"config": ')
+    with pytest.raises(InvalidInput, match=f"{tmp_path / folder.STATE_FILE} cannot be read: "):
+        resume(tmp_path, CONFIG)
+
+
 def test_a_run_that_made_its_steps_is_resumed_with_more_only(tmp_path: Path) -> None:
     begin(tmp_path, CONFIG)
     RunState(config=CONFIG, ended=5).write(tmp_path)

@@ -231,5 +231,5 @@ def _change(values: dict[str, Any], change: str) -> None:
         values = inner
     try:
         values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InvalidInput(f"--set {change!r}: {text!r} is no value of YAML: {error}") from None

@@ -6,6 +6,7 @@ environment evaluates itself (`headrace env FILE evaluate`).
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ import orjson
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.visible import visible
 from headrace.processes import Child, ChildDied, Processes
 from headrace.run.config import RunConfig
 from headrace.run.environment import (
@@ -35,6 +38,7 @@ from headrace.run.plan import plan
 from headrace.run.results import EvaluationResult, write
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan, key_variables
 from headrace.run.stack import Stack, StartLog, reserved_ports, until
+from headrace.trainer.sync.weights import ADAPTER_FILE
 
 #: The services of a run that sample and score; what learns and what plays is left out.
 SERVING = ("engine", "pool", "gateway", "reward")
@@ -96,9 +100,12 @@ class Evaluations:
         self._child = self._processes.start_program("evaluation", command, env=key_variables(), folder=self._base)
 
     def follow(self, step: int) -> None:
-        """Starts the evaluation that is due after so many steps, where none runs."""
-        every = self._config.evaluate.every
-        if self.wanted and every and step and self.is_over() and step // every > max(self._step, 0) // every:
+        """Starts the evaluation that is due after so many steps, where none runs. The last step's is not begun here:
+        it is played once the trainer has ended."""
+        every, last = self._config.evaluate.every, self._config.train.steps
+        if not (self.wanted and every and 0 < step < last):
+            return
+        if self.is_over() and step // every > max(self._step, 0) // every:
             self.begin(step)
 
     def is_over(self) -> bool:
@@ -214,12 +221,18 @@ def evaluate_run(
 ) -> EvaluationResult:
     """Plays the held-out data with a run's newest checkpoint, or with the file's model where there is no run, or has
     the environment evaluate that; prints a table and, as the last line, JSON. Raises `InvalidInput` where there is no
-    such data."""
+    such data, or the checkpoint is an adapter."""
     if config.data is not None and config.data.val is None:
         raise InvalidInput(f"--evaluate plays data.val, and {file} names none; add rows that are not trained on")
     log = StartLog(console or Console())
     found = checkpoint(run)
     if found is not None:
+        if (found / ADAPTER_FILE).exists():
+            raise InvalidInput(
+                f"{found} is a LoRA adapter, which no server loads as its model; merge it into {config.model} (peft's "
+                "merge_and_unload), save that as a folder with its tokenizer, and evaluate it with: "
+                f"headrace run {shlex.quote(str(file))} --evaluate --set model=FOLDER --run-dir NEW_FOLDER"
+            )
         config = config.model_copy(update={"model": str(found)})
     if config.data is not None:
         log.say(f"Headrace: {config.data.val} is played with {config.model}")
@@ -253,9 +266,9 @@ def table(result: EvaluationResult) -> Table:
     grid.add_row("all", mean, *rates, str(result.rollouts), str(result.failed))
     for column, values in result.by.items():
         for value, found in values.items():
-            grid.add_row(f"{column} {value}", f"{found:.3f}")
+            grid.add_row(Text(visible(f"{column} {value}")), f"{found:.3f}")
     for name, metric in result.metrics.items():
-        grid.add_row(name, f"{metric:.3f}")
+        grid.add_row(Text(visible(name)), f"{metric:.3f}")
     return grid
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,14 @@ from typing import Any
 from pydantic import Field
 
 from headrace.data.errors import HeadraceError
+from headrace.data.keys import configured_key
 from headrace.data.trajectory import Trajectory
 from headrace.files import checked, model_folder, read
 from headrace.flows.config import AgentConfig, DataConfig
-from headrace.flows.flow import AgentFailed, AgentFlowBase
+from headrace.flows.flow import AgentFailed
+from headrace.flows.gateway_client import WRONG_KEY, GatewayRefused
 from headrace.flows.rollout_config import GatewaySource
+from headrace.flows.rollouter import RolloutPlayer
 from headrace.flows.task import Task
 from headrace.net.http_answer import NoAnswer
 from headrace.pool import KEY_VARIABLE
@@ -64,8 +66,8 @@ class EvaluationConfig(Section):
 
 
 async def evaluate(config: EvaluationConfig) -> EvaluationResult:
-    """Plays the rows and waits for their rewards; returns what it came to. Raises `NoAnswer` where the gateway stays
-    away."""
+    """Plays the rows and waits for their rewards; returns what it came to. Raises `HeadraceError` where the
+    gateway refuses the keys, or stays away from the first rollout to the last."""
     began = time.monotonic()
     rows = config.data.val_rows(config.base) or config.data.train_rows(config.base)
     assert rows is not None
@@ -78,7 +80,7 @@ async def evaluate(config: EvaluationConfig) -> EvaluationResult:
     try:
         flow = config.agent.made(client, config.base)
         try:
-            failures = await _play([task for _, _, task in tasks], flow, config.concurrency)
+            failures = await play_all([task for _, _, task in tasks], flow, config.concurrency)
         finally:
             await flow.aclose()
     finally:
@@ -108,9 +110,11 @@ def task_of(config: EvaluationConfig, row: dict[str, Any], at: int, rollout: int
     )
 
 
-async def _play(tasks: Sequence[Task], flow: AgentFlowBase, concurrency: int) -> dict[str, str]:
-    """Plays all tasks, so many at once; returns why some failed, by their trajectories."""
+async def play_all(tasks: Sequence[Task], flow: RolloutPlayer, concurrency: int) -> dict[str, str]:
+    """Plays all tasks, so many at once; returns why some failed, by their trajectories. Raises `GatewayRefused` where
+    the gateway refuses the keys, and `HeadraceError` where it failed all of them."""
     failures: dict[str, str] = {}
+    unanswered: list[HeadraceError] = []
     free = asyncio.Semaphore(concurrency)
 
     async def play(task: Task) -> None:
@@ -119,10 +123,20 @@ async def _play(tasks: Sequence[Task], flow: AgentFlowBase, concurrency: int) ->
                 await flow.run(task)
             except AgentFailed as error:
                 failures[task.trajectory_uid] = str(error)
+            except (GatewayRefused, NoAnswer) as error:
+                if isinstance(error, GatewayRefused) and error.status in WRONG_KEY:
+                    raise
+                failures[task.trajectory_uid] = str(error)
+                unanswered.append(error)
 
-    async with asyncio.TaskGroup() as group:
-        for task in tasks:
-            group.create_task(play(task))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(play(task))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    if tasks and len(unanswered) == len(tasks):
+        raise HeadraceError(f"none of {len(tasks)} rollouts could be played: {unanswered[-1]}")
     return failures
 
 
@@ -131,7 +145,7 @@ def _scored(pool: str, wanted: set[str], failures: dict[str, str]) -> dict[str, 
     found: dict[str, Trajectory] = {}
     waiting = set(wanted)
     news_at = time.monotonic()
-    with connect(pool, key=os.environ.get(KEY_VARIABLE)) as there:
+    with connect(pool, key=configured_key(None, KEY_VARIABLE)) as there:
         while waiting:
             batch = there.fetch_batch(1, channel=VAL, timeout=ASK_S)
             before = len(waiting)

@@ -19,7 +19,7 @@ import msgspec
 import orjson
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.files import nearest, write_whole
+from headrace.files import nearest, read_json, write_whole
 from headrace.run.services import LOGS
 
 LOCK_FILE, PROCESSES_LOCK_FILE, STATE_FILE = "run.lock", "processes.lock", "run.json"
@@ -44,9 +44,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def read(run: Path) -> RunState | None:
-        """The state of a run; None where the folder holds none."""
+        """The state of a run; None where the folder holds none. Raises `InvalidInput` where it cannot be read."""
         try:
-            return msgspec.json.decode((run / STATE_FILE).read_bytes(), type=RunState)
+            return read_json(run / STATE_FILE, RunState)
         except FileNotFoundError:
             return None
 

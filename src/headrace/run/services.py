@@ -5,7 +5,6 @@ Every kind of run plans these and hands them to `headrace.run.stack`.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from headrace.data.keys import configured_key
 from headrace.pool import KEY_VARIABLE
 
 #: Where everything of a run listens.
@@ -103,5 +103,5 @@ def headrace(*args: Any) -> tuple[str, ...]:
 
 def key_variables() -> dict[str, str]:
     """What the processes of a run get beside the environment. A gateway's admin key opens the pool behind it too."""
-    key = os.environ.get(KEY_VARIABLE) or os.environ.get(ADMIN_KEY_VARIABLE)
+    key = configured_key(None, KEY_VARIABLE, ADMIN_KEY_VARIABLE)
     return {KEY_VARIABLE: key} if key else {}

@@ -8,7 +8,6 @@ meanwhile.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import sys
@@ -21,6 +20,8 @@ from typing import Literal
 from rich.console import Console
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.keys import configured_key
+from headrace.data.visible import visible
 from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import NoAnswer
 from headrace.net.server import listener
@@ -251,7 +252,7 @@ class GatewayHold:
     policy's: the next publish lets them go on. Its key is that of the environment, as the gateway's is."""
 
     def __init__(self, gateway: str) -> None:
-        key = os.environ.get(ADMIN_KEY_VARIABLE)
+        key = configured_key(None, ADMIN_KEY_VARIABLE)
         self._client = BlockingHttpClient(gateway, timeout_s=CONTROL_S, key=key)
 
     def hold(self) -> None:
@@ -281,8 +282,8 @@ class StartLog:
         self.say(f"{self.seconds:6.1f} s  {name:<9} {words}")
 
     def say(self, words: str) -> None:
-        """Prints a line."""
-        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+        """Prints a line, or what a process said in several."""
+        self.console.print(visible(words, lines=True), markup=False, highlight=False, soft_wrap=True)
 
     @property
     def seconds(self) -> float:
