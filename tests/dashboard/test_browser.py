@@ -60,6 +60,7 @@ def test_the_overview_shows_the_pools_ledger_and_follows_it(page: Any, serving: 
         page.goto(address)
         page.wait_for_selector("[data-view=flow]")
         settled(page, 6)
+        assert page.locator("#logout").is_hidden()  # there is no key
 
         def flow() -> dict[str, str]:
             boxes = page.locator("[data-view=flow] > div:not(.arrow)")
@@ -105,6 +106,40 @@ def test_a_step_is_shown_token_by_token(page: Any, serving: Serving) -> None:
         page.get_by_role("button", name="loss mask").click()
         assert page.locator(".tokens .trained").all_inner_texts() == ["7", "8"]
         assert "log-prob -1.0000" in (page.locator(".tokens .token").nth(3).get_attribute("title") or "")
+
+
+def test_metadata_is_told_apart_from_the_facts_whose_names_it_has(page: Any, serving: Serving) -> None:
+    metadata = {"prompt": "another", "reward": 9, "state": "consumed", "agent": "solver"}
+    with DataPool() as pool, serving(pool) as address:
+        pool.open("t", "p", metadata=metadata)
+        pool.submit_steps([Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t", prompt_uid="p", reward=0.5)])
+        page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=t")
+        facts = fields(page, "facts")
+        assert (facts["prompt"], facts["reward"], facts["state"]) == ("p", "0.5", "queued, open")
+        assert "agent" not in facts
+        assert fields(page, "metadata") == {"prompt": "another", "reward": "9", "state": "consumed", "agent": "solver"}
+
+
+def test_numbers_keep_their_whole_part_and_great_ones_every_digit(page: Any, serving: Serving) -> None:
+    given = [0, 0.12345, -12.345, 843.75, 1234.5, -1843.7, 999_999.5, 123_456]
+    with DataPool() as pool, serving(pool) as address:
+        pool.open("t", "p", metadata={"seed": 2**53 + 1, "rows": [2**53, {"id": -(2**60) - 1}]})
+        pool.submit_steps([Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t", prompt_uid="p", reward=1843.7)])
+        page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=t")
+        assert fields(page, "facts")["reward"] == "1843.7"
+        assert fields(page, "metadata") == {
+            "seed": "9007199254740993",
+            "rows": '[9007199254740992,{"id":"-1152921504606846977"}]',
+        }
+        shown = page.evaluate("given => import('./dom.js').then((dom) => given.map(dom.number))", given)
+        assert shown == ["0", "0.123", "-12.3", "843.8", "1234.5", "-1843.7", "999999.5", "123,456"]
+
+
+def fields(page: Any, view: str) -> dict[str, str]:
+    """A list of names and values that the page shows."""
+    shown = page.locator(f"dl[data-view={view}]")
+    shown.wait_for()
+    return dict(zip(shown.locator("dt").all_inner_texts(), shown.locator("dd").all_inner_texts(), strict=True))
 
 
 def test_batches_lead_to_what_became_of_their_calls_and_back(page: Any, serving: Serving, tmp_path: Path) -> None:
@@ -179,6 +214,25 @@ def test_what_a_filter_shows_is_downloaded(page: Any, serving: Serving) -> None:
             page.get_by_role("link", name="steps (JSONL)").click()
         rows = [orjson.loads(line) for line in Path(begun.value.path()).read_bytes().splitlines()]
         assert {row["trajectory_uid"] for row in rows} == {"g1-0", "g1-1"}
+
+
+def test_files_of_steps_are_offered_once_they_are_of_one_channel(page: Any, serving: Serving) -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
+        submit(pool, 0)
+        pool.submit_steps([Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t")], channel="eval")
+        page.goto(f"{address}/#/trajectories")
+        settled(page, 3)
+        page.get_by_role("button", name="Find").click()
+        wait(page, "steps and sequences once a channel is chosen")
+        assert page.locator(".exports a").all_inner_texts() == [
+            "conversations (SFT)",
+            "best against worst (preferences)",
+        ]
+        page.get_by_label("channel").select_option("eval")
+        page.get_by_role("button", name="Find").click()
+        with page.expect_download() as begun:
+            page.get_by_role("link", name="steps (JSONL)").click()
+        assert orjson.loads(Path(begun.value.path()).read_bytes())["trajectory_uid"] == "t"
 
 
 def test_one_file_shows_the_same_without_a_server(page: Any, tmp_path: Path) -> None:
@@ -272,6 +326,10 @@ def test_a_key_is_asked_for_and_stays_out_of_the_address(page: Any, serving: Ser
         page.reload()
         page.wait_for_selector("[data-view=flow]")
         assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_label("key of this server").wait_for()
+        page.reload()
+        page.get_by_label("key of this server").wait_for()
 
 
 def test_a_server_that_goes_away_is_said_and_comes_back(page: Any, serving: Serving) -> None:
@@ -281,8 +339,44 @@ def test_a_server_that_goes_away_is_said_and_comes_back(page: Any, serving: Serv
             page.goto(address)
             page.wait_for_selector("[data-view=flow]")
         page.wait_for_selector("#trouble:not([hidden])")
+        page.get_by_role("link", name="Consumption").click()
         with serving(pool, port=urlsplit(address).port):
             page.wait_for_selector("#trouble", state="hidden")
+            wait(page, "What happened")  # in the view that was opened meanwhile
+
+
+def test_what_was_refused_stands_in_the_view_below_the_form_that_asked(page: Any, serving: Serving) -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
+        submit(pool, 0)
+        page.goto(f"{address}/#/trajectories")
+        settled(page, 2)
+        page.get_by_label("text or metadata").fill(" ")
+        page.get_by_role("button", name="Find").click()
+        failure = page.locator("main > .failure")
+        failure.wait_for()
+        assert failure.inner_text() == "text is blank; give what is looked for"
+        submit(pool, 1)
+        settled(page, 4)  # by a live message
+        assert failure.count() == 1
+        assert page.locator("#trouble").is_hidden()
+        page.get_by_label("text or metadata").fill("")
+        page.get_by_role("button", name="Find").click()
+        wait(page, "1 to 4 of 4")
+        assert failure.count() == 0
+        page.goto(f"{address}/#/trajectories?min_reward=abc")
+        failure.wait_for()
+        assert "min_reward" in failure.inner_text()
+        assert page.get_by_role("button", name="Find").count() == 1
+
+
+def test_what_is_pressed_and_refused_is_said(page: Any, serving: Serving) -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
+        submit(pool, 0)
+        page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1")
+        wait(page, "Tokens of step 1")
+        pool.fetch_batch(1)
+        page.locator("[data-step='0']").click()
+        page.locator("main > .failure", has_text="'g0-1'").wait_for()
 
 
 def test_it_can_be_used_by_keys_alone(page: Any, serving: Serving) -> None:

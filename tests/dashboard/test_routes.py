@@ -16,7 +16,7 @@ from tests.dashboard.test_follow import submit
 from headrace import DataPool
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.live import LiveFigures
-from headrace.dashboard.login import COOKIE, MAX_WRONG, SESSION_S, DashboardLogin
+from headrace.dashboard.login import MAX_WRONG, SESSION_S, DashboardLogin
 from headrace.dashboard.records import Overview, TrajectoryQuery
 from headrace.dashboard.routes import DashboardRoutes, dashboard_app
 from headrace.dashboard.source import RunningPool
@@ -71,8 +71,23 @@ def test_a_cookie_ends_and_cannot_be_made_up(client: TestClient, clock: Time) ->
     clock.now += SESSION_S
     assert client.get("/dashboard/api/choices").status_code == 401
     for made_up in ("", "9999999999.", "9999999999.abc", "x.y", "٣.x"):
-        cookie = {b"cookie": f"{COOKIE}={made_up}".encode()}
+        cookie = {b"cookie": f"{DashboardLogin('s3cret').cookie}={made_up}".encode()}
         assert client.get("/dashboard/api/choices", headers=cookie).status_code == 401
+
+
+def test_two_dashboards_of_one_host_keep_their_own_logins(client: TestClient) -> None:
+    with DataPool() as pool:
+        app = dashboard_app(Dashboard(RunningPool(pool, "there")), DashboardLogin("another"))
+        with TestClient(app, cookies=client.cookies) as other:
+            for one, key in ((client, "s3cret"), (other, "another")):
+                assert one.post("/dashboard/api/login", json={"key": key}, headers=OWN).status_code == 200
+                client.cookies = other.cookies = one.cookies  # a browser has the same for every port of a host
+            for one in (client, other):
+                assert one.get("/dashboard/api/choices").json()["keyed"] is True
+            client.post("/dashboard/api/logout", headers=OWN)
+            other.cookies = client.cookies
+            assert client.get("/dashboard/api/choices").status_code == 401
+            assert other.get("/dashboard/api/choices").status_code == 200
 
 
 @pytest.mark.parametrize(

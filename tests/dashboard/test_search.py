@@ -55,8 +55,8 @@ def test_what_was_said_and_what_metadata_says_is_found_whatever_its_capitals(ren
         assert uids(search(rows, "planner", 0, source.trajectory, None)) == ["a"]
         assert uids(search(rows, "odd one", 0, source.trajectory, None)) == ["b"]
         assert uids(search(rows, "four", 0, source.trajectory, None)) == []
-        for text in ("", "  ", "x" * 2_000):
-            with pytest.raises(InvalidInput, match="look for 1 to 1000"):
+        for text, wrong in (("", "blank"), ("  ", "blank"), ("x" * 2_000, "look for at most 1000")):
+            with pytest.raises(InvalidInput, match=wrong):
                 search(rows, text, 0, source.trajectory, words)
 
 

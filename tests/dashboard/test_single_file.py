@@ -58,6 +58,16 @@ def test_a_journal_becomes_one_file_that_loads_nothing(tmp_path: Path) -> None:
     assert "unsafe-inline" not in policy[1]
 
 
+def test_an_export_into_a_folder_that_is_not_there_is_refused_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = tmp_path / "missing" / "run.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["dashboard", str(tmp_path / "no journal"), "--export", str(export)])
+    assert ended.value.code == 2
+    assert f"{export} cannot be written: there is no folder {export.parent}" in capsys.readouterr().err
+
+
 def test_an_export_that_is_no_page_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["dashboard", str(tmp_path), "--export", "run.pdf"])

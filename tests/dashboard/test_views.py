@@ -42,6 +42,14 @@ def test_a_step_shows_each_tokens_log_prob_mask_and_version() -> None:
     assert found.versions == [-1, -1, -1, 4, 4, 5]
 
 
+def test_whole_numbers_that_a_browser_would_change_are_text() -> None:
+    with DataPool() as pool:
+        pool.open("t", "p", metadata={"seed": 2**53 + 1, "least": -(2**53), "in": [{"id": 2**63}], "yes": True})
+        pool.submit_steps([Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t", prompt_uid="p")])
+        shown = detail(pool.trajectory("t")).metadata
+    assert shown == {"seed": str(2**53 + 1), "least": -(2**53), "in": [{"id": str(2**63)}], "yes": True}
+
+
 def test_branches_and_pages_of_steps() -> None:
     with DataPool() as pool:
         pool.submit_steps(

@@ -47,6 +47,8 @@ MAX_CHARACTERS, MAX_MESSAGES = 20_000, 200
 MAX_READ_TOKENS = 500_000
 #: Bytes of metadata that are shown, as JSON.
 MAX_METADATA = 100_000
+#: Up to here a browser knows every whole number; it reads a greater one as the nearest that it knows.
+MAX_EXACT = 2**53
 
 
 def detail(trajectory: Trajectory, offset: int = 0, limit: int = MAX_STEPS) -> TrajectoryDetail:
@@ -195,7 +197,7 @@ def _step(record: Record, parent: int) -> StepRecord:
 
 
 def _shown_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata whose values have a JSON form, cut to what a page shows."""
+    """Metadata whose values have a JSON form that a browser reads as it is, cut to what a page shows."""
     found: dict[str, Any] = {}
     room = MAX_METADATA
     for name, value in metadata.items():
@@ -203,6 +205,15 @@ def _shown_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         if len(text) > room:
             found[name] = f"{text[:200]}… ({len(text)} characters)"
         else:
-            found[name] = orjson.loads(text)
+            found[name] = _exact(orjson.loads(text))
         room -= min(len(text), room)
     return found
+
+
+def _exact(value: Any) -> Any:
+    """A JSON value with its whole numbers beyond `MAX_EXACT` as text."""
+    if isinstance(value, dict):
+        return {name: _exact(inside) for name, inside in value.items()}
+    if isinstance(value, list):
+        return [_exact(inside) for inside in value]
+    return str(value) if isinstance(value, int) and abs(value) > MAX_EXACT else value

@@ -1,7 +1,8 @@
 """Who may look: a key that is posted once, and a signed cookie that stands for it from then on.
 
 The cookie holds when it ends and a signature made with the key, so that any process that knows the key can check it and
-none need remember it. Another key makes every cookie void.
+none need remember it. Another key makes every cookie void. Its name has the key's mark in it: browsers send a host's
+cookies to each of its ports, and two dashboards of one host would otherwise overwrite each other's.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.data.keys import usable_key
 from headrace.net.server import presented_key
 
-COOKIE = "headrace_dashboard"
 #: Seconds for which a login holds.
 SESSION_S = 12 * 3600
 #: Wrong keys that are taken in a minute, from all callers together; a key cannot be guessed by trying.
@@ -37,9 +38,16 @@ class DashboardLogin:
         closed: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        key = usable_key(key, name="key")
         self._key = None if key is None else key.encode()
         self._path, self.closed, self._clock = path, closed, clock
+        self.cookie = f"headrace_dashboard_{self._digest('name')[:8]}"
         self._wrong: deque[float] = deque(maxlen=MAX_WRONG)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a key is asked for."""
+        return self._key is not None
 
     def admits(self, request: Request) -> bool:
         """Whether a request may look: by its cookie, or by the key itself in a header, as programs send it."""
@@ -47,7 +55,9 @@ class DashboardLogin:
             return False
         if self._key is None:
             return True
-        return hmac.compare_digest(presented_key(request), self._key) or self._signed(request.cookies.get(COOKIE, ""))
+        if hmac.compare_digest(presented_key(request), self._key):
+            return True
+        return self._signed(request.cookies.get(self.cookie, ""))
 
     @property
     def exhausted(self) -> bool:
@@ -66,8 +76,8 @@ class DashboardLogin:
         end = str(int(self._clock()) + SESSION_S)
         secure = request.url.scheme == "https"
         response.set_cookie(
-            COOKIE,
-            f"{end}.{self._signature(end)}",
+            self.cookie,
+            f"{end}.{self._digest(f'until {end}')}",
             max_age=SESSION_S,
             path=self._path,
             secure=secure,
@@ -77,16 +87,17 @@ class DashboardLogin:
 
     def dismiss(self, response: Response) -> None:
         """Takes the cookie away."""
-        response.delete_cookie(COOKIE, path=self._path, httponly=True, samesite="strict")
+        response.delete_cookie(self.cookie, path=self._path, httponly=True, samesite="strict")
 
     def _signed(self, cookie: str) -> bool:
         end, _, signature = cookie.partition(".")
         if not (end.isascii() and end.isdecimal() and len(end) < 20):
             return False
-        return hmac.compare_digest(signature.encode(), self._signature(end).encode()) and int(end) > self._clock()
+        expected = self._digest(f"until {end}")
+        return hmac.compare_digest(signature.encode(), expected.encode()) and int(end) > self._clock()
 
-    def _signature(self, end: str) -> str:
-        return hmac.new(self._key or b"", f"headrace dashboard until {end}".encode(), hashlib.sha256).hexdigest()
+    def _digest(self, said: str) -> str:
+        return hmac.new(self._key or b"", f"headrace dashboard {said}".encode(), hashlib.sha256).hexdigest()
 
 
 def same_origin(request: Request) -> bool:

@@ -158,7 +158,7 @@ class DashboardRoutes:
         return _json(await self._dashboard.survivors())
 
     async def choices(self, request: Request) -> Response:
-        return _json(await self._dashboard.choices())
+        return _json({**await self._dashboard.choices(), "keyed": self._login.keyed})
 
     async def trajectories(self, request: Request) -> Response:
         return _json(await self._dashboard.trajectories(_query(request)))

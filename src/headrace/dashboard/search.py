@@ -45,8 +45,10 @@ def search(
     """Those of some trajectories, in their order, in which a text stands; capitals do not matter. Without a vocabulary
     only metadata, tags and notes are looked into. Raises `InvalidInput` for no text, or too long a one."""
     wanted = text.casefold()
-    if not wanted.strip() or len(text) > MAX_TEXT:
-        raise InvalidInput(f"text has {len(text)} characters; look for 1 to {MAX_TEXT}")
+    if not wanted.strip():
+        raise InvalidInput("text is blank; give what is looked for")
+    if len(text) > MAX_TEXT:
+        raise InvalidInput(f"text has {len(text)} characters; look for at most {MAX_TEXT}")
     found: list[TrajectoryRecord] = []
     end, at = clock() + SEARCH_S, offset
     while at < len(records) and len(found) < MAX_FOUND and (at == offset or clock() < end):

@@ -2,18 +2,33 @@
 
 export class NeedsLogin extends Error { name = "NeedsLogin"; }
 
-async function answer(response) {
+/** What came instead of an answer: its words, and the server's status, 0 where the server was not reached. */
+export class RequestFailed extends Error {
+  name = "RequestFailed";
+
+  constructor(words, status) {
+    super(words);
+    this.status = status;
+  }
+
+  /** Whether the same request may be answered later: the server is away, or its pool is. */
+  get passes() { return this.status === 0 || this.status > 500; }
+}
+
+/** The body of an answer as JSON. Raises `NeedsLogin`, or `RequestFailed` for every other answer than what was asked. */
+async function ask(address, options) {
+  const response = await fetch(address, options).catch((error) => { throw new RequestFailed(error.message, 0); });
   const body = await response.json().catch(() => ({}));
   if (response.status === 401) throw new NeedsLogin(body.detail);
-  if (!response.ok) throw new Error(body.detail ?? `the server answered ${response.status}`);
+  if (!response.ok) throw new RequestFailed(body.detail ?? `the server answered ${response.status}`, response.status);
   return body;
 }
 
 /** A view as JSON; fields of `asked` that are empty are left out. */
-export async function get(name, asked = {}, signal = undefined) {
+export async function get(name, asked = {}) {
   const given = Object.entries(asked).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const query = new URLSearchParams(given).toString();
-  return answer(await fetch(`api/${name}${query && "?"}${query}`, { signal }));
+  return ask(`api/${name}${query && "?"}${query}`);
 }
 
 /** Where a file of what a filter shows is downloaded. */
@@ -24,7 +39,7 @@ export function exportAddress(asked) {
 
 export async function post(name, body = {}) {
   const headers = { "content-type": "application/json", "x-headrace-dashboard": "1" };
-  return answer(await fetch(`api/${name}`, { method: "POST", headers, body: JSON.stringify(body) }));
+  return ask(`api/${name}`, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
 /** Follows the live figures; `heard(fields)` gets those that changed, `lost(reason)` hears when the server is away. */

@@ -1,6 +1,6 @@
 // Two runs side by side: figures, curves, and what the same prompts earned in both.
 
-import { get } from "./api.js";
+import { RequestFailed, get } from "./api.js";
 import { chart } from "./charts.js";
 import { el, hostile, number, table } from "./dom.js";
 
@@ -35,7 +35,7 @@ export function open(view, asked, go) {
     try {
       found = await get("comparison", { offset, limit: ROWS });
     } catch (error) {
-      if (error.name === "NeedsLogin") throw error;
+      if (!(error instanceof RequestFailed) || error.passes) throw error;
       return void body.append(el("p", { class: "warning" }, hostile(error.message)));
     }
     if (closed) return;

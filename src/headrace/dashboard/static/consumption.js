@@ -1,6 +1,6 @@
 // Who took what: batches with their leases, and what became of any call, trajectory, prompt or batch.
 
-import { get } from "./api.js";
+import { RequestFailed, get } from "./api.js";
 import { el, hostile, number, table, when } from "./dom.js";
 
 const ROWS = 50;
@@ -69,7 +69,7 @@ export function open(view, asked, go) {
       if (!closed) answers.replaceChildren(...found.map(answerBox));
     } catch (error) {
       if (closed) return;
-      if (error.name === "NeedsLogin") throw error;
+      if (!(error instanceof RequestFailed) || error.passes) throw error;
       answers.replaceChildren(el("p", { class: "warning" }, hostile(error.message)));
     }
   }

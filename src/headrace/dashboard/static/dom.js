@@ -40,12 +40,13 @@ export function plain(text) {
   return text.replace(INVISIBLE, (one) => `<U+${one.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}>`);
 }
 
-export function number(value, digits = 3) {
+/** A number in at least three digits, and all of its whole part with one digit behind it. */
+export function number(value) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size < 1e-3 || size >= 1e6) return Number(value).toExponential(1);
-  return String(Number(Number(value).toPrecision(digits)));
+  return String(Number(Number(value).toPrecision(Math.max(3, String(Math.floor(size)).length + 1))));
 }
 
 /** A table; a column has `title`, `cell(row)`, and may be `numeric` or `optional` on a small screen. */

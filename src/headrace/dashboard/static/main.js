@@ -1,7 +1,7 @@
 // The page itself: which view is open, the login, and the live figures.
 
-import { NeedsLogin, get, listen, post } from "./api.js";
-import { el, number } from "./dom.js";
+import { NeedsLogin, RequestFailed, get, listen, post } from "./api.js";
+import { el, hostile, number } from "./dom.js";
 import * as about from "./about.js";
 import * as compare from "./compare.js";
 import * as consumption from "./consumption.js";
@@ -14,6 +14,8 @@ const VIEWS = { overview, about, trajectories, groups, consumption, compare, tra
 const byId = (id) => document.getElementById(id);
 const view = byId("view");
 let current = null, live = {}, stop = null;
+// Whether the view lacks something that the server, or its pool, could not answer: it is drawn again once they can.
+let lacking = false;
 
 const go = (name, asked) => {
   const given = Object.entries(asked).filter(([, value]) => value !== "" && value !== undefined && value !== null);
@@ -28,9 +30,20 @@ function say(words) {
   byId("trouble").textContent = words ?? "";
 }
 
-function failed(error) {
+/** Says that the server, or its pool, is away; asks for the key where that is what is missing. */
+function away(error) {
   if (error instanceof NeedsLogin) return login(error.message);
-  say(`No answer: ${error.message} The page goes on by itself when it comes back.`);
+  say(`No answer: ${error.message}. The page goes on by itself when it comes back.`);
+}
+
+/** Says why a view lacks something: in the view, or, where it may be answered later, until it is. */
+function failed(error) {
+  if (error.passes) lacking = true;
+  if (error.passes || error instanceof NeedsLogin) return away(error);
+  view.querySelector(":scope > .failure")?.remove();
+  const words = el("p", { class: "warning failure", role: "alert" }, hostile(error.message));
+  view.append(words);
+  words.scrollIntoView({ block: "nearest" });
 }
 
 function show() {
@@ -38,8 +51,9 @@ function show() {
   const name = path in VIEWS ? path : "overview";
   current?.close();
   view.replaceChildren();
-  current = VIEWS[name].open(view, Object.fromEntries(new URLSearchParams(query)), go);
-  current.ready?.catch(failed);
+  lacking = false;
+  const opened = current = VIEWS[name].open(view, Object.fromEntries(new URLSearchParams(query)), go);
+  opened.ready?.catch((error) => { if (opened === current) failed(error); });
   if (live.ledger) current.live?.(live);
   for (const link of document.querySelectorAll("header nav a")) {
     const here = link.hash === `#/${name}` || (name === "trajectory" && link.hash === "#/trajectories");
@@ -53,8 +67,10 @@ function heard(changed) {
   live = { ...live, ...changed };
   byId("title").textContent = live.title;
   byId("status").textContent = `${number(live.indexed)} trajectories${live.indexing ? ", reading…" : ""}`;
-  say(live.trouble ? `The pool does not answer: ${live.trouble}` : null);
-  current?.live?.(live);
+  if (live.trouble) say(`The pool does not answer: ${live.trouble}`);
+  else if (!lacking) say(null);
+  if (current && lacking && !live.trouble) show();
+  else current?.live?.(live);
 }
 
 function login(why) {
@@ -69,7 +85,6 @@ function login(why) {
     event.preventDefault();
     try {
       await post("login", { key: key.value });
-      byId("logout").hidden = false;
       begin();
     } catch (error) {
       wrong.textContent = error.message;
@@ -81,10 +96,11 @@ function login(why) {
 
 function begin() {
   stop?.();
-  stop = listen(heard, failed);
+  stop = listen(heard, away);
   get("choices").then((choices) => {
     byId("compare").hidden = !choices.beside;
     byId("about").hidden = !choices.about;
+    byId("logout").hidden = !choices.keyed;
     if (choices.about) document.title = choices.about;
   }, () => {});
   show();
@@ -93,6 +109,12 @@ function begin() {
 byId("logout").addEventListener("click", async () => {
   await post("logout").catch(() => {});
   location.reload();
+});
+// What a view asks for when something in it is pressed.
+addEventListener("unhandledrejection", (event) => {
+  if (!(event.reason instanceof NeedsLogin || event.reason instanceof RequestFailed)) return;
+  event.preventDefault();
+  if (current) failed(event.reason);
 });
 addEventListener("hashchange", () => stop && show());
 addEventListener("keydown", (event) => {
@@ -104,5 +126,5 @@ addEventListener("keydown", (event) => {
 
 get("choices").then(begin, (error) => {
   if (error instanceof NeedsLogin) login(error.message);
-  else { failed(error); setTimeout(() => location.reload(), 3000); }
+  else { away(error); setTimeout(() => location.reload(), 3000); }
 });

@@ -4,6 +4,9 @@ const answers = JSON.parse(document.getElementById("answers").textContent);
 
 export class NeedsLogin extends Error { name = "NeedsLogin"; }
 
+/** What this file does not hold, it never will. */
+export class RequestFailed extends Error { name = "RequestFailed"; passes = false; }
+
 const has = (row, part) => row.uid.includes(part) || row.prompt_uid.includes(part);
 const same = (row, asked, name) => !asked[name] || row[name] === asked[name];
 const between = (value, from, to) => (!from && !to) || (value !== null && (!from || value >= Number(from)) && (!to || value <= Number(to)));
@@ -42,12 +45,12 @@ function consumption(asked) {
 
 function whole(asked) {
   const found = answers.whole[`${asked.channel}\n${asked.uid}`];
-  if (!found) throw new Error("This file holds some trajectories whole, the newest, the best and the worst; this is none of them.");
+  if (!found) throw new RequestFailed("This file holds some trajectories whole, the newest, the best and the worst; this is none of them.");
   return found;
 }
 
 function part(found, what) {
-  if (found === undefined) throw new Error(`This file does not hold ${what}.`);
+  if (found === undefined) throw new RequestFailed(`This file does not hold ${what}.`);
   return found;
 }
 
@@ -72,7 +75,7 @@ export async function get(name, asked = {}) {
 /** A file offers no downloads of its own. */
 export function exportAddress() { return null; }
 
-export async function post() { throw new Error("This file cannot be changed."); }
+export async function post() { throw new RequestFailed("This file cannot be changed."); }
 
 export function listen(heard) {
   heard(answers.overview);

@@ -5,10 +5,9 @@ import { curateForm } from "./curate.js";
 import { el, hostile, number, table, when } from "./dom.js";
 
 const ROWS = 50;
-const EXPORTS = {
-  "steps.jsonl": "steps (JSONL)", "steps.parquet": "steps (Parquet)", "sequences.jsonl": "sequences (JSONL)", "sequences.parquet": "sequences (Parquet)",
-  sft: "conversations (SFT)", preferences: "best against worst (preferences)",
-};
+// A file of steps or sequences has one channel; one of conversations may have several.
+const STEP_FILES = { "steps.jsonl": "steps (JSONL)", "steps.parquet": "steps (Parquet)", "sequences.jsonl": "sequences (JSONL)", "sequences.parquet": "sequences (Parquet)" };
+const CONVERSATION_FILES = { sft: "conversations (SFT)", preferences: "best against worst (preferences)" };
 const COLUMNS = [
   { title: "trajectory", name: true, cell: (row) => link(row) },
   { title: "prompt", name: true, optional: true, cell: (row) => hostile(row.prompt_uid) },
@@ -66,12 +65,15 @@ export function open(view, asked, go) {
   }
 
   /** Links that download all that the filter shows, not only this page. */
-  function exports(total) {
+  function exports(total, channels) {
     const { offset: _, sort: __, descending: ___, ...filter } = asked;
     const to = (format) => exportAddress({ ...filter, format });
     if (to("sft") === null) return el("p");
+    const one = asked.channel || channels.length < 2;
+    const offered = Object.entries({ ...(one ? STEP_FILES : {}), ...CONVERSATION_FILES });
     return el("p", { class: "row exports" }, `Download all ${number(total)}:`,
-      Object.entries(EXPORTS).map(([format, words]) => el("a", { href: to(format), download: "" }, words)));
+      offered.map(([format, words]) => el("a", { href: to(format), download: "" }, words)),
+      one ? null : el("span", { class: "soft" }, "steps and sequences once a channel is chosen"));
   }
 
   /** What is decided about all that the filter shows. */
@@ -82,7 +84,7 @@ export function open(view, asked, go) {
 
   async function draw() {
     const view = asked.text ? "search" : "trajectories";
-    const [choices, page] = await Promise.all([get("choices"), get(view, { ...asked, limit: ROWS })]);
+    const choices = await get("choices");
     if (closed) return;
     const text = (name, more) => el("input", { name, value: asked[name] ?? "", ...more });
     filters.replaceChildren(
@@ -97,6 +99,8 @@ export function open(view, asked, go) {
       field("version to", text("max_version", { type: "number", min: 0, class: "short" })),
       el("button", { type: "submit" }, "Find"),
       el("button", { type: "button", onclick: () => go("trajectories", {}) }, "Clear"));
+    const page = await get(view, { ...asked, limit: ROWS });
+    if (closed) return;
     if (asked.text) return found(page);
     const last = Math.min(offset + ROWS, page.total);
     count.textContent = page.total ? `${number(offset + 1)} to ${number(last)} of ${number(page.total)}` : "None fits.";
@@ -106,7 +110,7 @@ export function open(view, asked, go) {
         el("button", { type: "button", "data-page": "previous", disabled: offset === 0, onclick: () => change({ offset: Math.max(0, offset - ROWS) }) }, "← Previous"),
         el("button", { type: "button", "data-page": "next", disabled: last >= page.total, onclick: () => change({ offset: offset + ROWS }) }, "Next →"),
         el("button", { type: "button", onclick: draw }, "Refresh")),
-      page.total ? exports(page.total) : el("p"),
+      page.total ? exports(page.total, choices.channels) : el("p"),
       choices.editable && page.total ? curate(page.total) : el("p"));
   }
   return { ready: draw(), close() { closed = true; } };

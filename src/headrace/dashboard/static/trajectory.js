@@ -1,6 +1,6 @@
 // One trajectory: its branches as conversations, its steps, and any step's tokens.
 
-import { get } from "./api.js";
+import { RequestFailed, get } from "./api.js";
 import { whyLink } from "./consumption.js";
 import { curateForm } from "./curate.js";
 import { el, fill, hostile, number, plain, table, when } from "./dom.js";
@@ -70,7 +70,7 @@ export function open(view, asked, go) {
     try {
       [found, choices] = await Promise.all([get("trajectory", { ...named, offset: asked.offset }), get("choices")]);
     } catch (error) {
-      if (error.constructor !== Error) throw error;
+      if (!(error instanceof RequestFailed) || error.passes) throw error;
       body.append(el("p", { class: "warning" }, hostile(error.message)), el("p", {}, whyLink(asked.uid ?? "", "What became of it")));
       return;
     }
@@ -78,10 +78,13 @@ export function open(view, asked, go) {
     const t = found.trajectory, offset = Number(asked.offset ?? 0);
     const talk = el("section", { "data-view": "conversation" }), tokens = el("section", { "data-view": "tokens" });
     const facts = { prompt: t.prompt_uid, channel: t.channel, state: t.complete ? t.state : `${t.state}, open`, reward: number(t.reward),
-      steps: number(t.steps), "tokens sampled": number(t.tokens), "oldest version": number(t.version), begun: when(t.created_at), ...found.metadata };
+      steps: number(t.steps), "tokens sampled": number(t.tokens), "oldest version": number(t.version), begun: when(t.created_at) };
     const inside = (value) => hostile(typeof value === "string" ? value : JSON.stringify(value));
+    const list = (view, fields) => el("dl", { class: "facts", "data-view": view }, Object.entries(fields).flatMap(([name, value]) => [el("dt", {}, hostile(name)), el("dd", {}, inside(value))]));
+    // A dataset's row and an agent name metadata as they like, also like a fact: it has a list of its own.
     fill(body,
-      el("dl", { class: "facts" }, Object.entries(facts).flatMap(([name, value]) => [el("dt", {}, hostile(name)), el("dd", {}, inside(value))])),
+      list("facts", facts),
+      Object.keys(found.metadata).length ? [el("h2", {}, "Metadata"), list("metadata", found.metadata)] : null,
       el("p", {}, whyLink(t.uid, "What became of it")),
       choices.editable ? curation(found) : null,
       el("h2", {}, found.total_leaves > 1 ? `Conversation: ${number(found.total_leaves)} branches` : "Conversation"),
