@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -22,9 +23,10 @@ from tests.run.runs import headrace
 from headrace.dashboard.about import About
 from headrace.data.errors import InvalidInput
 from headrace.demo import progress
-from headrace.demo.progress import FirstAndLast
+from headrace.demo.progress import FirstAndLast, GameRecords
 from headrace.demo.recipe import RECIPES
 from headrace.demo.run import (
+    STATE_FILE,
     DemoOptions,
     DemoRun,
     DemoState,
@@ -215,6 +217,37 @@ def begun(run: Path, ended: int = 0, **settings: Any) -> DemoSettings:
     (run / "trainer").mkdir(parents=True)
     DemoState(settled, ended=ended).write(run)
     return settled
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may have more than eight bytes meanwhile."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    settled = begun(tmp_path, ended=3)
+    GameRecords(tmp_path, settled.seed).keep_last("http://127.0.0.1:1")
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        DemoState(settled, seconds=9.0).write(tmp_path)
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        GameRecords(tmp_path, settled.seed).keep_last("http://127.0.0.1:1")
+    with pytest.raises(InvalidInput, match="has made its 3 steps"):
+        play(DemoOptions(), tmp_path, resume=True)
+    assert GameRecords(tmp_path, settled.seed).games == FirstAndLast()
+
+
+@pytest.mark.parametrize("name", [STATE_FILE, progress.RECORDED_FILE])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    begun(tmp_path)
+    (tmp_path / name).write_bytes(b'{"settings": ')
+    with pytest.raises(InvalidInput, match=f"{name} cannot be read: "):
+        play(DemoOptions(), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ from rich.console import Console
 from tests.demo.test_games import played
 from tests.demo.test_games import write as write_games
 
+from headrace.data.visible import INVISIBLE
 from headrace.demo import games
 from headrace.demo.games import AgentCounters
 from headrace.demo.progress import DemoProgress
 from headrace.demo.view import DemoView
 from headrace.run.progress import averaged
+from headrace.run.stack import StartLog
 from headrace.run.view import curve
 from headrace.terminal import braille
 
@@ -184,3 +186,13 @@ def test_a_game_is_shown_turn_by_turn(tmp_path: Path, after_s: float, turns: int
 def test_the_last_game_is_whole_at_the_end(tmp_path: Path) -> None:
     write_games(tmp_path, played(0, 5, "1", "2", "3"))
     assert any("hidden 5 · 1 higher · 2 higher · 3 missed" in line for line in shown(tmp_path, 0.5, ended=True))
+
+
+def test_what_an_agent_said_has_no_power_over_the_terminal(tmp_path: Path) -> None:
+    write_games(tmp_path, played(0, 5, "4\x1b[2J\x9b2J\u202e"))
+    lines = shown(tmp_path, 0.5, ended=True)
+    assert any("4<U+001B>[2J<U+009B>2J<U+202E>" in line for line in lines)
+    assert not any(INVISIBLE.search(line) for line in lines)
+    console = Console(file=io.StringIO(), record=True)
+    StartLog(console).say("a process said:\n\x1b]0;evil\x07")
+    assert console.export_text() == "a process said:\n<U+001B>]0;evil<U+0007>\n"

@@ -92,6 +92,7 @@ def clean_log() -> list[Event]:
     log.add("peeked", by="beta", trajectory=ALONE, status=404)
     log.add("states", channel="train", states={ALONE: "consumed", FIRST: "consumed", SECOND: "consumed"})
     log.ledger(4, 4, 0)
+    log.add("end")
     return log.events
 
 

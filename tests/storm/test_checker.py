@@ -83,7 +83,7 @@ def test_a_named_call_that_became_two_steps_is_found_and_an_unnamed_one_is_count
         events.insert(events.index(first), second)
         steps = find(events, "trained", trajectory=FIRST)["steps"]
         steps.append({**steps[0], "index": 1, "response": [900, 901], "reward": None})
-        events.remove(events[-1])  # the last ledger counts without it
+        events.remove(events[-2])  # the last ledger counts without it
 
     report = report_of(spoil)
     assert kinds(report) == ({"twice"} if named else set())

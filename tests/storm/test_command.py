@@ -47,6 +47,25 @@ def test_a_finding_is_told_and_is_exit_code_1(headrace: Command, tmp_path: Path)
     assert (figures["tokens"], figures["stuck"], figures["lost"]) == (1, 1, 0)
 
 
+def test_a_log_that_ends_before_its_storm_is_not_clean(headrace: Command, tmp_path: Path) -> None:
+    half = clean_log()
+    half = half[: half.index(find(half, "fault"))]
+    done = headrace("storm", "--check", write(tmp_path, half))
+    assert done.code == 1
+    assert "unfinished: storm: the log has no end" in done.err
+    assert json.loads(done.out.splitlines()[-1])["unfinished"] == 1
+
+
+def test_a_folder_without_a_storms_log_is_not_checked(headrace: Command, tmp_path: Path) -> None:
+    other = clean_log()
+    other.remove(find(other, "begin"))
+    for name, events in (("empty", []), ("other", other)):
+        (tmp_path / name).mkdir()
+        done = headrace("storm", "--check", write(tmp_path / name, events))
+        assert (done.code, done.out) == (2, "")
+        assert f"there is no storm's log in {tmp_path / name}" in done.err
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

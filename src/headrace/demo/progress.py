@@ -17,6 +17,7 @@ from headrace.data.step import Step
 from headrace.demo import games
 from headrace.demo.games import Game, first_games, last_games, trajectory_uid
 from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
+from headrace.files import read_json, write_whole
 from headrace.pool.connect import connect
 from headrace.run.progress import RunProgress, averaged
 
@@ -98,7 +99,7 @@ class GameRecords:
         self._run = run
         self._seed = seed
         found = run / RECORDED_FILE
-        self.games = msgspec.json.decode(found.read_bytes(), type=FirstAndLast) if found.exists() else FirstAndLast()
+        self.games = read_json(found, FirstAndLast) if found.exists() else FirstAndLast()
         self._looked = self.games.first is not None
 
     def keep_first(self, pool: str) -> None:
@@ -127,7 +128,7 @@ class GameRecords:
 
     def _keep(self, games: FirstAndLast) -> None:
         self.games = games
-        (self._run / RECORDED_FILE).write_bytes(msgspec.json.encode(games))
+        write_whole(self._run / RECORDED_FILE, msgspec.json.encode(games))
 
 
 def _call(step: Step) -> RecordedCall:

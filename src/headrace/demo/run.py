@@ -23,6 +23,7 @@ from headrace.demo.report import write_report
 from headrace.demo.services import ACTOR, DemoSettings, channel, demo_plan
 from headrace.demo.tasks import TASKS
 from headrace.demo.view import DemoView
+from headrace.files import read_json, write_whole
 from headrace.processes import ChildDied, Processes
 from headrace.run import folder
 from headrace.run.progress import averaged, rounded
@@ -65,8 +66,8 @@ class DemoState(msgspec.Struct, frozen=True):
     ended: int = 0
 
     def write(self, run: Path) -> None:
-        """Writes the file into the run's folder."""
-        (run / STATE_FILE).write_bytes(orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
+        """Writes the file into the run's folder, whole or not at all."""
+        write_whole(run / STATE_FILE, orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
 
 
 def play(options: DemoOptions, run: Path, *, resume: bool = False, console: Console | None = None) -> bool:
@@ -86,7 +87,7 @@ def play(options: DemoOptions, run: Path, *, resume: bool = False, console: Cons
         ended = len(demo.progress.rows)
     except ChildDied as error:
         if error.tail:
-            console.print(error.tail, markup=False, highlight=False, soft_wrap=True)
+            demo.say(error.tail)
         raise HeadraceError(f"{error} (its log is in {run / 'logs'}); go on with: {resuming(run)}") from None
     except KeyboardInterrupt:
         demo.say(f"Stopped after {len(demo.progress.rows)} steps. Go on with: {resuming(run)}")
@@ -245,7 +246,7 @@ def _resumed(options: DemoOptions, run: Path) -> DemoState:
     with."""
     if not (run / STATE_FILE).exists():
         raise InvalidInput(f"--resume: {run} holds no demo; without --resume one would begin there")
-    kept = msgspec.json.decode((run / STATE_FILE).read_bytes(), type=DemoState)
+    kept = read_json(run / STATE_FILE, DemoState)
     said, has = options.said(), msgspec.structs.asdict(kept.settings)
     other = [name for name, value in said.items() if name not in CHANGEABLE and value != has[name]]
     if other:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from headrace.data.visible import visible
 from headrace.demo.games import Game
 from headrace.demo.progress import DemoProgress
 from headrace.demo.recipe import LEARNED_REWARD
@@ -97,8 +98,9 @@ class GameReplay:
             return Text()
         turns = list(self._game.turns())
         shown = turns if self._whole else turns[: int((self._clock() - self._since) / TURN_S) + 1]
-        found = Text.assemble(("a game: ", "dim"), f"hidden {self._game.hidden}")
+        found = Text.assemble(("a game: ", "dim"), visible(f"hidden {self._game.hidden}"))
         for turn in shown:
             style = {"hit": "green", "missed": "red"}.get(turn.answer, "")
-            found.append(" · ", "dim").append(turn.guess.strip() or "∅", "bold").append(f" {turn.answer}", style)
+            found.append(" · ", "dim").append(visible(turn.guess.strip()) or "∅", "bold")
+            found.append(visible(f" {turn.answer}"), style)
         return found

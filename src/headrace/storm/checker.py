@@ -15,6 +15,7 @@ Findings, by kind:
     shared     an answer that two calls were given, or one to a question that nobody asked there
     stuck      anything that took longer than the storm's patience
     refused    a right request that was refused for good
+    unfinished a log that ends before its storm: what was not done is not checked
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ Kind = Literal[
     "shared",
     "stuck",
     "refused",
+    "unfinished",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -91,6 +93,7 @@ def check(events: Sequence[Event]) -> Report:
         *_tenants(story),
         *_shared(story),
         *_scored_groups(story),
+        *_unfinished(story),
     ]
     return Report(story.figures(), sorted(findings, key=lambda finding: KINDS.index(finding.kind)))
 
@@ -195,6 +198,11 @@ def _stuck_or_refused(story: Story) -> Iterable[BrokenPromise]:
             counted = event["status"] == "late" and story.asked_for(uid) < event["t"]
             if event["status"] != "ok" and event["count"] == 0 and not counted:
                 yield BrokenPromise("refused", f"the first {what} was answered {event['status']}", uid)
+
+
+def _unfinished(story: Story) -> Iterable[BrokenPromise]:
+    if not story.of("end"):
+        yield BrokenPromise("unfinished", "the log has no end: the storm was killed, or is still played", "storm")
 
 
 def _lost(story: Story) -> Iterable[BrokenPromise]:

@@ -189,6 +189,7 @@ class _Simulation:
                     states = {row["trajectory_uid"]: row["state"] for row in rows}
                     self._log.write("simulation", "states", channel=channel, states=states)
             await self._note_ledger("end")
+        self._log.write("simulation", "end")
 
     async def _drain(self, consumers: list[SimulatedConsumer]) -> None:
         """Waits until consumers have taken all that is complete, and have it: the answer that brings it to one without
