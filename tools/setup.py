@@ -80,12 +80,12 @@ def main() -> None:
 
 
 def install(name: str, venv: Path, *, cpu: bool) -> None:
-    """Installs one of `SETS` into `venv`, which is made where it is not there."""
+    """Installs one of `SETS` into `venv`, which is made where it is not there, or only half."""
     extras, size = SETS[name]
     if sys.version_info[:2] > NEWEST:
         print(f"setup: Python {platform.python_version()} is newer than {dotted(NEWEST)}, the newest that is tried")
     python = venv / "bin" / "python"
-    if not python.exists():
+    if not has_pip(python):
         make_venv(venv)
     elif version_of(python) < OLDEST:
         sys.exit(
@@ -115,11 +115,14 @@ def compile_all(python: Path) -> None:
 
 
 def make_venv(venv: Path) -> None:
-    """Makes an empty environment; where that fails, nothing is left that the next set-up would take for one."""
+    """Makes an empty environment, in place of one that is there; where that fails or is interrupted, nothing is left of
+    it. A folder that was there and no environment keeps what it holds."""
+    there, replaced = venv.exists(), (venv / "pyvenv.cfg").exists()
     try:
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    except subprocess.CalledProcessError:
-        shutil.rmtree(venv, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", *(["--clear"] if replaced else []), str(venv)], check=True)
+    except BaseException:
+        if replaced or not there:
+            shutil.rmtree(venv, ignore_errors=True)
         raise
 
 
@@ -174,6 +177,16 @@ def pinned(name: str) -> str:
 def version_of(python: Path) -> tuple[int, int]:
     major, minor = asked(python, "import sys; print(*sys.version_info[:2])").split()
     return int(major), int(minor)
+
+
+def has_pip(python: Path) -> bool:
+    """Whether an environment's Python runs and has the whole of pip, which is installed into it last, its list of files
+    at the very end."""
+    code = "import pip, sys; from importlib.metadata import files; sys.exit(files('pip') is None)"
+    try:
+        return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def torch_of(python: Path) -> str | None:
@@ -280,6 +293,7 @@ def run(command: list[str], variables: dict[str, str] | None = None) -> tuple[in
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
     )
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(running, lines), daemon=True).start()
@@ -300,9 +314,11 @@ def run(command: list[str], variables: dict[str, str] | None = None) -> tuple[in
 
 def _read(running: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     assert running.stdout is not None
-    for line in running.stdout:
-        lines.put(line.rstrip())
-    lines.put(None)
+    try:
+        for line in running.stdout:
+            lines.put(line.rstrip())
+    finally:
+        lines.put(None)
 
 
 class Progress:

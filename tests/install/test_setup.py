@@ -184,6 +184,79 @@ def test_uv_looks_where_pip_is_told_to(setup: ModuleType, tmp_path: Path, monkey
     assert setup.uv_settings({"no-index": "True", "no-cache-dir": "off"}) == (["--system-certs", "--no-index"], {})
 
 
+@pytest.mark.parametrize("held", [(), ("pyvenv.cfg", "left")], ids=["new", "in place of half a one"])
+def test_an_environment_whose_making_is_interrupted_leaves_nothing(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: tuple[str, ...]
+) -> None:
+    venv = tmp_path / ".venv"
+    for name in held:
+        venv.mkdir(exist_ok=True)
+        (venv / name).touch()
+
+    def interrupted(command: list[str], **options: Any) -> None:
+        assert command[-1] == str(venv)
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python").symlink_to(sys.executable)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup.subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        setup.make_venv(venv)
+    assert not venv.exists()
+
+
+def test_a_folder_that_was_no_environment_is_never_removed(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").touch()
+
+    def failing(command: list[str], **options: Any) -> None:
+        assert "--clear" not in command
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(setup.subprocess, "run", failing)
+    with pytest.raises(subprocess.CalledProcessError):
+        setup.make_venv(tmp_path)
+    assert (tmp_path / "mine").exists()
+
+
+def test_half_an_environment_is_made_again(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv = tmp_path / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    packages = Path(setup.asked(venv / "bin" / "python", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    made: list[Path] = []
+
+    class Made(Exception):
+        """As far as it should go."""
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        raise Made
+
+    def install() -> None:
+        with pytest.raises(Made):
+            setup.install("demo", venv, cpu=True)
+
+    monkeypatch.setattr(setup, "make_venv", make)
+    install()  # no pip
+    (packages / "pip").mkdir()
+    (packages / "pip" / "__init__.py").touch()
+    install()  # the first of its files
+    (packages / "pip-1.dist-info").mkdir()
+    (packages / "pip-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: pip\nVersion: 1\n")
+    install()  # all but the list of them
+    (packages / "pip-1.dist-info" / "RECORD").write_text("pip/__init__.py,,\n")
+    assert setup.has_pip(venv / "bin" / "python")
+    (venv / "bin" / "python").unlink()
+    install()
+    assert made == [venv] * 4
+
+
+def test_an_installer_may_say_what_is_no_text(setup: ModuleType) -> None:
+    says = "import sys; sys.stdout.buffer.write(b'caf\\xe9\\nlast\\n'); sys.exit(3)"
+    assert setup.run([sys.executable, "-c", says]) == (3, ["caf\N{REPLACEMENT CHARACTER}", "last"])
+
+
 @pytest.mark.install
 def test_what_uv_cannot_install_pip_does_and_says_why_if_it_cannot_either(
     setup: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
