@@ -30,11 +30,12 @@ from cyclopts.exceptions import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
-from pydantic import BaseModel, SkipValidation, ValidationError
+from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.visible import visible
 from headrace.extras import extra_of, install_command, installed
 from headrace.files import FieldPath, explained, kinds, nearest
 from headrace.processes import INTERRUPTED
@@ -66,7 +67,9 @@ class Usage(Exception):
 
 
 class CommandModel(BaseModel):
-    """A command: what it is told are its fields, and its docstring is its help page."""
+    """A command: what it is told are its fields, and its docstring is its help page. Its numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     def execute(self) -> None:
         """Does what was asked for. Raises `Usage` where that cannot be, and `HeadraceError` where it failed."""
@@ -198,7 +201,7 @@ def exit_code(prog: str, command: Callable[[], object]) -> int:
 
 
 def _say(prog: str, error: object, code: int) -> int:
-    print(f"{prog}:", " ".join(str(error).split()), file=sys.stderr)
+    print(f"{prog}:", visible(" ".join(str(error).split())), file=sys.stderr)
     return code
 
 
@@ -211,8 +214,13 @@ def model_flags(model: type[BaseModel]) -> list[Flag]:
 
 
 def from_flags(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """The model of the values of its flags, by their names; others are left out. Raises `Usage` for wrong values."""
-    names = {path: _name(path, field) for path, field in fields(model, by_alias=True)}
+    """The model of the values of its flags, by their names; others are left out. Raises `Usage` for wrong values, and
+    for a path that is empty, as where a script's variable is not set: it would mean the current folder."""
+    names: dict[tuple[str, ...], str] = {}
+    for path, field in fields(model, by_alias=True):
+        names[path] = name = _name(path, field)
+        if values.get(name) == "" and Path in kinds(field.annotation):
+            raise Usage(f"{name} is empty; name a path{'' if field.is_required() else ', or leave it out'}")
     given = nested((path, values[name]) for path, name in names.items() if name in values)
     try:
         return model.model_validate(given)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from headrace.data.errors import InvalidInput
-from headrace.files import import_file, nearest, put_on_path
+from headrace.files import expanded, import_file, nearest, put_on_path
 
 
 def load_target(target: str, base: Path) -> Any:
@@ -39,7 +39,7 @@ def load_target(target: str, base: Path) -> Any:
 
 
 def _of_file(path: Path) -> ModuleType:
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
     put_on_path(path.parent)

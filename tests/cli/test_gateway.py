@@ -41,6 +41,10 @@ WRONG = {
         ),
         "name two pools",
     ),
+    "an outbox for workers": (
+        ("gateway", *NEEDED, "--pool-address", "http://a:1", "--workers", "2", "--journal", "j"),
+        "with --workers and a pool elsewhere there is no --journal",
+    ),
     "serve elsewhere": (("serve", *NEEDED, "--data-pool-name", "p"), "serve has its pool embedded"),
     "sampling": (("serve", *NEEDED, "--sampling", "train"), "should be CHANNEL:name=value"),
     "no servers": (("serve", "--tokenizer-path", "x"), "--vllm-addresses must be given"),
@@ -79,11 +83,19 @@ def test_a_port_that_is_taken_is_named_and_the_journal_let_go(tmp_path: Path, ta
     assert done.err == f"headrace: cannot listen on 127.0.0.1 port {taken}: Address already in use\n"
 
 
-@pytest.mark.parametrize(("flags", "warned"), [((), True), (("--api-key", "k"), False)], ids=["no key", "a key"])
-def test_a_gateway_that_others_reach_without_a_key_says_so(taken: str, flags: tuple[str, ...], warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("flags", "powers"),
+    [((), "call models, pay trajectories"), (("--admin-key", "k"), "call models without"), (("--api-key", "k"), None)],
+    ids=["no key", "no agents' key", "a key"],
+)
+def test_a_gateway_that_others_reach_without_a_key_says_so(
+    taken: str, flags: tuple[str, ...], powers: str | None
+) -> None:
     done = spawn("gateway", *NEEDED, "--host", "0.0.0.0", "--port", taken, *flags)
     assert f"cannot listen on 0.0.0.0 port {taken}" in done.err
-    assert ("warning: 0.0.0.0 can be reached from other machines and there is no key" in done.err) == warned
+    warning = f"warning: 0.0.0.0 can be reached from other machines, and whoever reaches it can {powers}"
+    assert (warning in done.err) == (powers is not None)
+    assert ("warning" in done.err) == (powers is not None)
 
 
 @contextmanager

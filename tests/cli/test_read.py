@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.command import COMMAND, Command, Served
 from tests.pool.scored.kit import post, started
 
-from headrace import DataPool
+from headrace import DataPool, Step
+from headrace.data.visible import INVISIBLE
 from headrace.extras import install_command
 from headrace.pool.export import read_steps
 
@@ -128,6 +131,26 @@ def test_a_trajectory_is_shown_as_a_tree(headrace: Command, target: str) -> None
         "    step 1: 6 prompt (+1) + 2 response tokens, version 7, reward 0, stop",
         "    step 2: 7 prompt (+2) + 1 response tokens, version 7, reward 0.5, last",
     ]
+
+
+def test_a_trajectory_of_more_turns_than_python_nests_calls_is_shown(headrace: Command, tmp_path: Path) -> None:
+    turns = sys.getrecursionlimit() + 100
+    ids = [1, *[2, 3] * turns]
+    with DataPool(tmp_path / "journal", durability="os") as pool:
+        pool.submit_steps(
+            [
+                Step(prompt_ids=ids[: 2 * turn + 1], response_ids=[2], trajectory_uid="long", step_index=turn)
+                for turn in range(turns)
+            ]
+        )
+    shown = headrace("pool", "show", tmp_path / "journal", "long")
+    assert shown.code == 0, shown.err
+    lines = [line for line in shown.out.splitlines() if line.startswith("  ")]
+    assert len(lines) == turns
+    last = f"step {turns - 1} after {turns - 2}: {2 * turns - 1} prompt (+1) + 1 response tokens"
+    assert lines[-1].lstrip().startswith(last)
+    # What is far down is not further in, so that all of it stays as long as its steps.
+    assert max(map(len, lines)) < 200
 
 
 def test_a_trajectory_that_failed_is_told_with_why(headrace: Command, tmp_path: Path) -> None:
@@ -251,6 +274,82 @@ def test_a_terminal_gets_a_table_and_a_tree(served: Served) -> None:
     assert "───" in _on_terminal("pool", "ls", served.address)
     assert "submitted" in _on_terminal("pool", "stats", served.address)
     assert "└── step 2" in _on_terminal("pool", "show", served.address, "a-0")
+
+
+def test_channels_of_any_name_stand_beside_each_other_on_a_terminal(
+    headrace: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DataPool(tmp_path / "journal", durability="os") as pool:
+        for channel in ("steps", "my_channel", "a  b"):
+            pool.submit_step(Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t", is_last=True), channel=channel)
+    for module in ("common", "pool.read"):
+        monkeypatch.setattr(f"headrace.cli.{module}.on_terminal", lambda: True)
+    lines = [line.strip() for line in headrace("pool", "stats", tmp_path / "journal").out.splitlines()]
+    assert re.fullmatch(r"steps +steps +my_channel +a  b", lines[1])
+    assert re.fullmatch(r"submitted( +1){3}", lines[3])
+
+
+#: Sets a terminal's title, clears it, begins a row of its own and turns round what follows.
+HOSTILE = "x\x1b]0;evil\x07\x1b[2J\x9b2J\rb\nforged\ty\u202e"
+VISIBLE = "x<U+001B>]0;evil<U+0007><U+001B>[2J<U+009B>2J<U+000D>b forged y<U+202E>"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A journal whose every text from agents is `HOSTILE`."""
+    with DataPool(tmp_path / "journal", durability="os") as pool:
+        where = {"trajectory_uid": HOSTILE, "prompt_uid": HOSTILE, "metadata": {HOSTILE: HOSTILE}}
+        pool.submit_step(Step(prompt_ids=[1], response_ids=[2], is_last=True, finish_reason=HOSTILE, **where))
+        pool.curate(HOSTILE, 0, tags=[HOSTILE], note=HOSTILE)
+        pool.open("broken", HOSTILE)
+        pool.fail("broken", HOSTILE)
+    return tmp_path / "journal"
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "elsewhere"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("pool", "ls", "JOURNAL"),
+        ("pool", "ls", "JOURNAL", "steps"),
+        ("pool", "ls", "JOURNAL", "trajectories", "--state", "failed"),
+        ("pool", "show", "JOURNAL", HOSTILE),
+        ("pool", "show", "JOURNAL", "broken"),
+        ("why", HOSTILE, "JOURNAL"),
+        ("why", "broken", "JOURNAL"),
+    ],
+    ids=" ".join,
+)
+def test_text_of_agents_has_no_power_over_a_terminal(
+    headrace: Command, hostile: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], terminal: bool
+) -> None:
+    for module in ("common", "pool.read"):
+        monkeypatch.setattr(f"headrace.cli.{module}.on_terminal", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "2000")
+    done = headrace(*(str(hostile) if arg == "JOURNAL" else arg for arg in asked))
+    assert done.code == 0, done.err
+    assert VISIBLE in done.out
+    assert not [line for line in done.out.split("\n") if line.startswith("forged")]
+    assert INVISIBLE.search(done.out) is None
+
+
+def test_an_error_that_names_such_text_has_none_either(headrace: Command, tmp_path: Path) -> None:
+    done = headrace("pool", "stats", tmp_path / "x\x1b[2J\u202e")
+    assert done.code == 1
+    assert "x<U+001B>[2J<U+202E>" in done.err
+    assert INVISIBLE.search(done.err) is None
+
+
+def test_json_stays_exact_and_on_a_terminal_without_power(
+    headrace: Command, hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("pool", "show", hostile, HOSTILE, "--json")
+    exact = json.loads(headrace(*asked).out)
+    assert (exact["trajectory_uid"], exact["steps"][0]["note"]) == (HOSTILE, HOSTILE)
+    monkeypatch.setattr("headrace.cli.common.on_terminal", lambda: True)
+    shown = headrace(*asked).out
+    assert INVISIBLE.search(shown) is None
+    assert json.loads(shown) == exact
 
 
 def test_a_reader_that_had_enough_is_no_error(served: Served) -> None:

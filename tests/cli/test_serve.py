@@ -65,7 +65,7 @@ def test_channels_come_from_flags_and_a_file(headrace: Command, tmp_path: Path) 
 
 def test_a_key_is_asked_for(headrace: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_POOL_KEY", raising=False)
-    with Served(env={"HEADRACE_POOL_KEY": "s3cret"}) as server:
+    with Served(env={"HEADRACE_POOL_KEY": "s3cret\n"}) as server:  # as a file holds it
         with connect(server.address, retry_s=0) as pool, pytest.raises(Unauthorized):
             pool.stats()
         refused = headrace("pool", "stats", server.address)
@@ -74,15 +74,45 @@ def test_a_key_is_asked_for(headrace: Command, monkeypatch: pytest.MonkeyPatch) 
         assert headrace("pool", "stats", server.address, "--key", "s3cret").code == 0
         monkeypatch.setenv("HEADRACE_POOL_KEY", "s3cret")
         assert headrace("pool", "stats", server.address).code == 0
+        monkeypatch.setenv("HEADRACE_POOL_KEY", "s3cret\n")
+        assert headrace("pool", "stats", server.address).code == 0
         assert "s3cret" not in headrace("pool", "stats", "--help").out
         done = server.end()
     assert "warning" not in done.err
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("pool", "stats", "http://127.0.0.1:9"),
+        ("pool", "serve"),
+        ("api",),
+        ("serve", "--vllm-addresses", "http://127.0.0.1:9", "--tokenizer-path", "x"),
+        ("dashboard", "http://127.0.0.1:9"),
+        ("check-gateway", "http://127.0.0.1:9"),
+    ],
+    ids=lambda args: " ".join(args[:2]),
+)
+def test_a_key_that_no_caller_could_present_is_refused_and_not_shown(
+    headrace: Command, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("headrace.net.server.listener", lambda *args, **options: pytest.fail("it would listen"))
+    name = {"pool": "POOL", "dashboard": "DASHBOARD"}.get(args[0], "API")
+    flag = {"pool": "--key", "dashboard": "--admin-key"}.get(args[0], "--api-key")
+    done = headrace(*args, flag, "сек-рет")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"headrace: {flag}: a key is printable ASCII on one line, and this one has other characters\n"
+    monkeypatch.setenv(f"HEADRACE_{name}_KEY", "сек-рет")
+    done = headrace(*args)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"headrace: HEADRACE_{name}_KEY: a key is printable ASCII")
+
+
 def test_listening_to_other_machines_without_a_key_is_warned_about() -> None:
     with Served("--host", "0.0.0.0", env={"HEADRACE_POOL_KEY": ""}) as server:
         done = server.end()
-    assert "warning: 0.0.0.0 can be reached from other machines and there is no key" in done.err
+    assert "warning: 0.0.0.0 can be reached from other machines" in done.err
+    assert "can read and change this pool without a key" in done.err
 
 
 def test_a_port_that_is_taken_is_named() -> None:

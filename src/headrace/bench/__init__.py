@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.bench import report
 from headrace.data.errors import InvalidInput
+from headrace.files import check_place
 
 #: What can be measured, and the module whose `measure(quick)` does it.
 NAMES = {name: f"headrace.bench.{name}.measure" for name in ("pool", "gateway", "trainer", "envs", "api", "run")}
@@ -22,8 +23,8 @@ def benchmark(
     """
     if name not in NAMES:
         raise InvalidInput(f"no benchmark {name!r}; known: {', '.join(NAMES)}")
-    if json_path is not None and not json_path.parent.is_dir():
-        raise InvalidInput(f"the figures cannot be written to {json_path}: there is no folder {json_path.parent}")
+    if json_path is not None:
+        check_place(json_path)
     if name != "trainer" and (runs is not None or busy):
         raise InvalidInput(
             f"--runs and --busy are for the benchmark trainer, whose demo is run so often; not for {name}"

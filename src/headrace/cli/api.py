@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,9 +9,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from headrace.api.settings import TrajectoryApiSettings
-from headrace.cli.common import announce, listening_on, log_to_stderr, pool_key, warn_unprotected
+from headrace.cli.common import announce, listening_on, pool_key, warn_unprotected
 from headrace.cli.pool.run import PoolOptions
 from headrace.commands import CommandModel, command
+from headrace.data.keys import configured_key
+from headrace.data.visible import log_to_stderr
 from headrace.net.server import loopback
 from headrace.pool import KEY_VARIABLE
 
@@ -60,7 +61,7 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions, CommandModel):
 
         log_to_stderr()
         settings = TrajectoryApiSettings(**{name: getattr(self, name) for name in TrajectoryApiSettings.model_fields})
-        settings.api_key = settings.api_key or os.environ.get(KEY_OF_API) or None
+        settings.api_key = configured_key(settings.api_key, KEY_OF_API)
         host = self.host or usual_host(keyed=settings.api_key is not None)
         if settings.api_key is None:
             warn_unprotected(host, "post, take and reset", f"{KEY_OF_API} or --api-key")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,9 @@ from rich.text import Text
 
 from headrace.cli.common import on_terminal
 from headrace.commands import FAILED, CommandModel, Positional, Usage, command
+from headrace.data.keys import configured_key
+from headrace.data.visible import visible
+from headrace.files import Key, check_place
 
 if TYPE_CHECKING:
     from headrace.checkup import CheckReport
@@ -35,8 +37,8 @@ class CheckGatewayCommand(CommandModel):
 
     url: Positional[str] = Field(description="http://HOST:PORT, with or without /v1")
     model: str | None = Field(None, description="the model to ask; otherwise the first that is served")
-    api_key: str | None = Field(None, description=f"the key of an agent (or set {KEY_VARIABLES['api_key']})")
-    admin_key: str | None = Field(
+    api_key: Key = Field(None, description=f"the key of an agent (or set {KEY_VARIABLES['api_key']})")
+    admin_key: Key = Field(
         None,
         description="the key that opens a gateway's trajectories, where it has one "
         f"(or set {KEY_VARIABLES['admin_key']})",
@@ -67,7 +69,9 @@ class CheckGatewayCommand(CommandModel):
     def execute(self) -> None:
         from headrace.checkup import OutOfReach, checkup
 
-        given = {name: getattr(self, name) or os.environ.get(variable) for name, variable in KEY_VARIABLES.items()}
+        if self.json_path is not None:
+            check_place(self.json_path)
+        given = {name: configured_key(getattr(self, name), variable) for name, variable in KEY_VARIABLES.items()}
         try:
             report = asyncio.run(
                 checkup(
@@ -82,20 +86,20 @@ class CheckGatewayCommand(CommandModel):
             )
         except OutOfReach as error:
             raise Usage(f"out of reach: {error}") from error
+        show(report)
         if self.json_path is not None:
             self.json_path.write_bytes(
                 orjson.dumps(report.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
             )
-        show(report)
         if not report.exact:
             raise SystemExit(FAILED)
 
 
 def show(report: CheckReport) -> None:
     """Prints the findings, as a table on a terminal and as tab-separated lines elsewhere, and then the verdict."""
-    rows = [[getattr(finding, name) for name in COLUMNS] for finding in report.findings]
+    rows = [[visible(getattr(finding, name)) for name in COLUMNS] for finding in report.findings]
     said = "trainable exactly" if report.exact else "not trainable exactly"
-    verdict = f"{report.url} ({report.kind}, {report.model}): {said}"
+    verdict = visible(f"{report.url} ({report.kind}, {report.model}): {said}")
     if not on_terminal():
         for row in rows:
             print("\t".join(" ".join(part.split()) for part in row))

@@ -3,10 +3,10 @@ programs."""
 
 from __future__ import annotations
 
-import logging
-import os
+import asyncio
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,9 @@ from rich.text import Text
 from headrace.commands import CommandModel, Positional, Usage
 from headrace.data.errors import HeadraceError
 from headrace.data.json import to_json
+from headrace.data.keys import configured_key
+from headrace.data.visible import INVISIBLE, visible
+from headrace.files import Key
 from headrace.pool import KEY_VARIABLE
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ class TargetCommand(CommandModel):
     target: Positional[str] = Field(
         description="a journal's folder, http://HOST:PORT or ray-actor://NAME?namespace=NAMESPACE"
     )
-    key: str | None = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
+    key: Key = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
 
 
 class FolderCommand(CommandModel):
@@ -63,13 +66,14 @@ class FolderCommand(CommandModel):
 
 def pool_key(given: str | None) -> str | None:
     """The key of `--key`, or of the environment; None where neither has one."""
-    return given or os.environ.get(KEY_VARIABLE) or None
+    return configured_key(given, KEY_VARIABLE)
 
 
 def folder_of(target: str) -> Path | None:
-    """The folder that a TARGET names; None where it names a pool that runs. Raises `Usage` for any other scheme."""
+    """The folder that a TARGET names; None where it names a pool that runs. Raises `Usage` for any other scheme,
+    and for an empty TARGET, which would be the current folder."""
     scheme, separator, _ = target.partition("://")
-    if not separator:
+    if target and not separator:
         return Path(target)
     if scheme not in POOL_SCHEMES:
         raise Usage(
@@ -104,18 +108,13 @@ def connected(on: TargetCommand) -> Iterator[RemotePool]:
 # -- servers -----------------------------------------------------------------------------------------------------------
 
 
-def log_to_stderr() -> None:
-    """Sets the log of a command that serves: from INFO on, on stderr."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-
-
 def warn_unprotected(host: str, powers: str, remedy: str) -> None:
-    """Warns where a server without a key listens beyond loopback: what a caller can do there, and what to set."""
+    """Warns where a server listens beyond loopback: what a caller can do there without a key, and what to set."""
     from headrace.net.server import loopback  # with uvicorn, which commands that only read do without
 
     if not loopback(host):
         remark(
-            f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can {powers}. "
+            f"warning: {host} can be reached from other machines, and whoever reaches it can {powers} without a key. "
             f"Set {remedy}"
         )
 
@@ -129,6 +128,22 @@ def listening_on(host: str, port: int) -> Iterator[None]:
         raise HeadraceError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
+class StopHandler:
+    """SIGTERM and Ctrl-C: cancel the task that made this, until there is something to call instead. They wait for its
+    next await, so what awaits nothing for long goes before."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._stop: Callable[[], object] = task.cancel
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, lambda: self._stop())
+
+    def calls(self, stop: Callable[[], object]) -> None:
+        """Has them call this from now on."""
+        self._stop = stop
+
+
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
@@ -138,25 +153,31 @@ def on_terminal() -> bool:
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON document: indented on a terminal, else on one line."""
-    print(to_json(value, orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if on_terminal() else 0)).decode())
+    """Prints one JSON document: indented on a terminal, else on one line. On a terminal what it would obey is escaped,
+    beyond what JSON demands."""
+    text = to_json(value, orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if on_terminal() else 0)).decode()
+    print(INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) if on_terminal() else text)
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Prints a table on a terminal, without empty columns; elsewhere a header and rows separated by tabs."""
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, titles: Sequence[str] | None = None
+) -> None:
+    """Prints a table on a terminal, without empty columns; elsewhere a header and rows separated by tabs. `titles`
+    stand above the columns on a terminal; without them their names, with spaces in place of underscores."""
     if on_terminal():
+        above = dict(zip(columns, titles or [name.replace("_", " ") for name in columns], strict=True))
         shown = [name for name in columns if any(cell(row.get(name)) != EMPTY_CELL for row in rows)] or columns
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
         for name in shown:
             numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
-            table.add_column(Text(name.replace("_", " ")), justify="right" if numeric else "left", overflow="fold")
+            table.add_column(Text(cell(above[name])), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell(row.get(name))) for name in shown))
         Console().print(table)
         return
-    print("\t".join(columns))
+    print("\t".join(map(cell, columns)))
     for row in rows:
-        print("\t".join(cell(row.get(name)).replace("\t", " ").replace("\n", " ") for name in columns))
+        print("\t".join(cell(row.get(name)) for name in columns))
 
 
 def announce(name: str, address: str) -> None:
@@ -171,7 +192,7 @@ def remark(*parts: Any) -> None:
 
 
 def cell(value: Any) -> str:
-    """A value as a table's cell."""
+    """A value as a table's cell: one line, in which what a terminal would obey is visible."""
     if value is None:
         return EMPTY_CELL
     if isinstance(value, bool):
@@ -179,10 +200,10 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={cell(item)}" for name, item in value.items()) or EMPTY_CELL
+        return " ".join(f"{cell(name)}={cell(item)}" for name, item in value.items()) or EMPTY_CELL
     if isinstance(value, list | tuple):
         return ",".join(map(cell, value)) or EMPTY_CELL
-    return str(value)
+    return visible(str(value))
 
 
 def megabytes(size: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,12 +16,13 @@ from headrace.cli.common import (
     connected,
     folder_of,
     listening_on,
-    log_to_stderr,
     megabytes,
     warn_unprotected,
 )
 from headrace.commands import Usage, command
-from headrace.files import read, write_whole
+from headrace.data.keys import configured_key
+from headrace.data.visible import log_to_stderr
+from headrace.files import Key, check_place, read, write_whole
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -96,7 +96,7 @@ class DashboardCommand(SourceCommand):
 
     host: str | None = Field(None, description="address to listen on; 0.0.0.0 where a key is set, else 127.0.0.1")
     port: int = Field(8300, ge=0, le=65535, description="port to listen on; 0: a free one")
-    admin_key: str | None = Field(None, description=f"the key that the page asks for (or set {KEY_OF_DASHBOARD})")
+    admin_key: Key = Field(None, description=f"the key that the page asks for (or set {KEY_OF_DASHBOARD})")
     metrics: Path | None = Field(
         None, description="a trainer's metrics.jsonl; found by itself where TARGET is the journal of a run"
     )
@@ -114,11 +114,13 @@ class DashboardCommand(SourceCommand):
         from headrace.net.server import LocalOnly, Server, loopback, settle_memory, usual_host
         from headrace.tokens import do_without_torch
 
-        if self.export is not None and self.export.suffix.lower() not in (".html", ".htm"):
-            raise Usage(f"--export is {str(self.export)!r}; it is a page, so end it with .html")
+        if self.export is not None:
+            if self.export.suffix.lower() not in (".html", ".htm"):
+                raise Usage(f"--export is {str(self.export)!r}; it is a page, so end it with .html")
+            check_place(self.export)
         log_to_stderr()
         do_without_torch()
-        key = self.admin_key or os.environ.get(KEY_OF_DASHBOARD) or None
+        key = configured_key(self.admin_key, KEY_OF_DASHBOARD)
         host = self.host or usual_host(keyed=key is not None)
         if key is None:
             warn_unprotected(host, "read everything", f"{KEY_OF_DASHBOARD} or --admin-key")

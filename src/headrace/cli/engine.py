@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from headrace.cli.common import listening_on, log_to_stderr
+from headrace.cli.common import listening_on
 from headrace.commands import CommandModel, command
+from headrace.data.visible import log_to_stderr
 from headrace.extras import require_for
 from headrace.files import local_model_folder
 

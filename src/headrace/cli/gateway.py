@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import announce, listening_on, log_to_stderr, pool_key, remark, warn_unprotected
+from headrace.cli.common import announce, listening_on, pool_key, remark, warn_unprotected
 from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
 from headrace.commands import CommandModel, command
+from headrace.data.keys import configured_key
+from headrace.data.visible import log_to_stderr
 from headrace.extras import require_for
 from headrace.gateway.settings import GatewaySettings
 from headrace.net.server import usual_host
@@ -61,6 +62,11 @@ class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
                 raise ValueError(f"with --data-pool-name, {flags} must be given too")
             if self.pool_address is not None:
                 raise ValueError("--data-pool-name and --pool-address name two pools; give one")
+        if self.journal is not None and self.workers > 1 and (self.data_pool_name or self.pool_address):
+            raise ValueError(
+                "with --workers and a pool elsewhere there is no --journal: workers answer once the pool has a step; "
+                "leave --journal out, or --workers"
+            )
         return self
 
     def execute(self) -> None:
@@ -76,6 +82,8 @@ class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
         if not settings.keyed:
             powers = "call models, pay trajectories and read the pool"
             warn_unprotected(host, powers, "--api-key, --reward-key and --admin-key")
+        elif not (settings.api_key or settings.tenants):
+            warn_unprotected(host, "call models", "--api-key")
         process = GatewayProcess(
             settings,
             host=host,
@@ -101,7 +109,7 @@ class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
             given["reward_worker_name"] = str(
                 ActorAddress(self.reward_worker_name, self.ray_namespace, self.ray_address)
             )
-        given |= {name: os.environ.get(variable) for name, variable in KEY_VARIABLES.items() if not given[name]}
+        given |= {name: configured_key(given[name], variable) for name, variable in KEY_VARIABLES.items()}
         return GatewaySettings(**given)
 
     def _pool(self) -> str | None:

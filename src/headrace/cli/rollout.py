@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pydantic import Field
 
-from headrace.cli.common import log_to_stderr, remark
+from headrace.cli.common import StopHandler, remark
 from headrace.commands import CommandModel, Positional, command
+from headrace.data.visible import log_to_stderr
 from headrace.extras import require_for
+from headrace.files import expanded
 
 if TYPE_CHECKING:
     from headrace.flows.flow import AgentFlowBase
@@ -61,7 +63,8 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
     from headrace.flows.schedule import RolloutSchedule
     from headrace.flows.schedule_state import TRAIN, VAL
 
-    stop = _StopHandler()
+    # Reading data and importing an agent's file awaits nothing, and ends at once too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     own = config.rollout
     if config.gateway.start is not None:
         require_for("gateway")
@@ -72,7 +75,8 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
     }
     config.agent.made(config.gateway.client(config.gateway.address or NOWHERE), base)  # wrong ones are told of here
     rules = config.rules(len(data[TRAIN]), len(data[VAL]))
-    path = base / own.state.expanduser() if own.state is not None else None
+    path = base / expanded(own.state) if own.state is not None else None
+    stop = StopHandler()
     with ExitStack() as stack:
         file = stack.enter_context(RolloutStateFile(path))
         schedule = RolloutSchedule(rules, file.load(rules.rows, rules.val_rows))
@@ -123,20 +127,6 @@ async def _player(config: RolloutConfig, client: GatewayClient, address: str, ba
     return await asyncio.to_thread(RayFlow.begun, config, address, base)
 
 
-class _StopHandler:
-    """SIGTERM and Ctrl-C: cancel the task that made this, until there is something to call instead."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._stop: Callable[[], object] = task.cancel
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, lambda: self._stop())
-
-    def calls(self, stop: Callable[[], object]) -> None:
-        self._stop = stop
-
-
 def _gateway_flags(given: dict[str, Any], base: Path) -> dict[str, Any]:
     """The flags of a gateway that differ from their defaults, with paths below the configuration's folder. Raises
     `InvalidInput` for one that is unknown or wrong, before anything is started."""
@@ -155,7 +145,7 @@ def _gateway_flags(given: dict[str, Any], base: Path) -> dict[str, Any]:
     for name in named:
         value = getattr(command, name)
         if value != known[name].get_default(call_default_factory=True):
-            found[name] = base / value.expanduser() if isinstance(value, Path) else value
+            found[name] = base / expanded(value) if isinstance(value, Path) else value
     return found
 
 

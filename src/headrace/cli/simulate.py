@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 
 from headrace.cli.common import print_rows, remark
 from headrace.commands import CommandModel, Positional, Usage, command
+from headrace.files import check_place
 
 if TYPE_CHECKING:
     from headrace.simulate import Outcome, Rates, RecordedRun
@@ -54,6 +55,8 @@ class SimulateCommand(CommandModel):
     def execute(self) -> None:
         from headrace.simulate import Scenario, read_scenario, recorded, simulate
 
+        if self.json_path is not None:
+            check_place(self.json_path)
         run: RecordedRun | None = None
         if self.target is None:
             scenario = Scenario()
@@ -96,11 +99,20 @@ class SimulateCommand(CommandModel):
             if name in names:
                 raise Usage(f"--set {name} is given twice; put its values into one, separated by commas")
             names.append(name)
-            values.append([yaml.safe_load(value) for value in given.split(",")])
+            values.append([_value(name, value) for value in given.split(",")])
         found = [dict(zip(names, chosen, strict=True)) for chosen in product(*values)] if names else []
         if len(found) > MOST_RUNS:
             raise Usage(f"{len(found)} combinations of --set; at most {MOST_RUNS} are simulated at once")
         return found
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # the latter for a date that is none
+        raise Usage(
+            f"--set {name}: {text!r} is no value; several are separated by commas alone, as in agents=100,200"
+        ) from None
 
 
 def _words(changes: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field, model_validator
 
 from headrace.cli.common import remark
-from headrace.commands import CommandModel, command
+from headrace.commands import CommandModel, Usage, command
 from headrace.extras import require_for
 from headrace.version import __version__
 
@@ -92,7 +92,10 @@ class StormCommand(CommandModel):
         from headrace.storm.soak import growth_figures
 
         if self.check is not None:
-            _conclude(check(read_logs(self.check)), {})
+            events = read_logs(self.check)
+            if not any(event["e"] == "begin" for event in events):
+                raise Usage(f"there is no storm's log in {self.check}; --check takes the folder that a storm told")
+            _conclude(check(events), {})
             return
         seed = self.seed if self.seed is not None else random_seed()
         if self.simulate:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from headrace.cli.common import folder_of, print_json
 from headrace.commands import CommandModel, Positional, Usage, command
+from headrace.data.visible import visible
 
 if TYPE_CHECKING:
     from headrace.dashboard.why import Why
@@ -44,12 +45,12 @@ class WhyCommand(CommandModel):
 
 
 def _show(one: Why) -> None:
-    print(f"{one.kind} {one.name} (channel {one.channel})")
-    print(f"  {one.verdict}")
+    print(visible(f"{one.kind} {one.name} (channel {one.channel})"))
+    print(f"  {visible(one.verdict)}")
     for line in one.lines:
         at = "-" if line.at is None else datetime.fromtimestamp(line.at).isoformat(" ", "seconds")
         call = f" [call {line.call}]" if line.call is not None and one.kind != "call" else ""
-        print(f"  {at:<19}  {line.words}{call}")
+        print(f"  {at:<19}  {visible(line.words + call)}")
     if one.left_out:
         print(f"  and {one.left_out} more")
 

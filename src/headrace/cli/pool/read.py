@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from headrace.cli.common import (
@@ -30,6 +31,9 @@ from headrace.pool.groups import FAILED
 
 #: The counts of a channel's ledger, in the order in which they are shown.
 LEDGER = ("submitted", "queued", "leased", "consumed", "dropped", "quarantined")
+#: Levels of a tree of steps that are indented, each by up to four columns. Steps further down stay at the last of them
+#: and name the step that they continue, so that a thousand turns are a thousand short lines.
+MOST_LEVELS = 16
 
 
 class PoolStatsCommand(TargetCommand):
@@ -49,8 +53,8 @@ class PoolStatsCommand(TargetCommand):
         if on_terminal():
             # A channel has more numbers than a terminal has columns: they stand below each other.
             names = [name for name in (rows[0] if rows else {}) if name != "channel"]
-            rows = [{"steps": name, **{row["channel"]: row[name] for row in rows}} for name in names]
-            print_rows(rows, ["steps", *channels])
+            rows = [{"": name, **{row["channel"]: row[name] for row in rows}} for name in names]
+            print_rows(rows, ["", *channels], titles=["steps", *channels])
         else:
             print_rows(rows, list(rows[0]) if rows else ["channel"])
         if self.channel is None and found["desk"]["posted"]:
@@ -157,7 +161,7 @@ class PoolShowCommand(TargetCommand):
             for name, value in head.items():
                 print(f"{name}\t{cell(value)}")
             for row in rows:
-                print("  " * (row["depth"] + 1) + _line(row))
+                print("  " * (_level(row) + 1) + _line(row))
 
 
 class PoolExportCommand(TargetCommand):
@@ -228,15 +232,15 @@ def _failed(pool: Any, uid: str, channel: str | None) -> dict[str, Any] | None:
 def _step_rows(trajectory: Trajectory, tokens: bool) -> Iterator[dict[str, Any]]:
     """A row for each step, parents before children, with its depth in the tree and the tokens that it added."""
     steps = {step.step_index: step for step in trajectory.steps}
-    parents = trajectory.parents
-
-    def below(parent: int, depth: int) -> Iterator[dict[str, Any]]:
-        for index in sorted(index for index, its in parents.items() if its == parent):
-            known = len(steps[parent].prompt_ids) + len(steps[parent].response_ids) if parent >= 0 else 0
-            yield _step_row(steps[index], parent, depth, known, tokens)
-            yield from below(index, depth + 1)
-
-    return below(-1, 0)
+    children: dict[int, list[int]] = defaultdict(list)
+    for index, parent in sorted(trajectory.parents.items(), reverse=True):
+        children[parent].append(index)
+    coming = [(index, -1, 0) for index in children[-1]]
+    while coming:
+        index, parent, depth = coming.pop()
+        known = len(steps[parent].prompt_ids) + len(steps[parent].response_ids) if parent >= 0 else 0
+        yield _step_row(steps[index], parent, depth, known, tokens)
+        coming += [(child, index, depth + 1) for child in children[index]]
 
 
 def _step_row(step: Step, parent: int, depth: int, known: int, tokens: bool) -> dict[str, Any]:
@@ -265,22 +269,29 @@ def _step_row(step: Step, parent: int, depth: int, known: int, tokens: bool) -> 
     return row
 
 
+def _level(row: dict[str, Any]) -> int:
+    """The level at which a step is shown."""
+    depth: int = row["depth"]
+    return min(depth, MOST_LEVELS - 1)
+
+
 def _line(row: dict[str, Any]) -> str:
     """A step on one line: tokens and version, then what differs from an ordinary step."""
+    after = f" after {row['parent']}" if row["depth"] >= MOST_LEVELS else ""
     parts = [
-        f"step {row['step_index']}: {row['prompt_tokens']} prompt (+{row['new_prompt_tokens']}) "
+        f"step {row['step_index']}{after}: {row['prompt_tokens']} prompt (+{row['new_prompt_tokens']}) "
         f"+ {row['response_tokens']} response tokens, version {row['policy_version']}"
     ]
     if row["reward"] is not None:
         parts.append(f"reward {row['reward']:g}")
     if row["finish_reason"] is not None:
-        parts.append(row["finish_reason"])
+        parts.append(cell(row["finish_reason"]))
     if row["is_last"]:
         parts.append("last")
     if not row["log_probs"]:
         parts.append("no log-probs")
     if row["quarantined"] is not None:
-        parts.append(f"quarantined ({row['quarantined']})")
+        parts.append(f"quarantined ({cell(row['quarantined'])})")
     if not row["trainable"]:
         parts.append("not trainable")
     parts += [f"{name} {cell(row[name])}" for name in ("quality", "tags", "note") if row[name] not in (None, [])]
@@ -292,11 +303,11 @@ def _line(row: dict[str, Any]) -> str:
 
 def _tree(head: dict[str, Any], rows: list[dict[str, Any]]) -> Tree:
     """A trajectory as a tree for a terminal: each step below the one that it continues."""
-    tree = Tree(escape("  ".join(f"{name} {cell(value)}" for name, value in head.items() if value not in (None, {}))))
+    tree = Tree(Text("  ".join(f"{name} {cell(value)}" for name, value in head.items() if value not in (None, {}))))
     branches = [tree]
     for row in rows:
-        del branches[row["depth"] + 1 :]
-        branches.append(branches[-1].add(escape(_line(row))))
+        del branches[_level(row) + 1 :]
+        branches.append(branches[-1].add(Text(_line(row))))
     return tree
 
 

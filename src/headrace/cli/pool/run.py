@@ -10,11 +10,12 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from headrace.cli.actors import ActorOptions, attended
-from headrace.cli.common import announce, listening_on, log_to_stderr, pool_key, warn_unprotected
+from headrace.cli.common import announce, listening_on, pool_key, warn_unprotected
 from headrace.commands import CommandModel, Positional, Usage, command
 from headrace.dashboard import DASHBOARD_HELP, DashboardMode
+from headrace.data.visible import log_to_stderr
 from headrace.extras import require_for
-from headrace.files import read
+from headrace.files import Key, read
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
 
@@ -76,7 +77,7 @@ class PoolServeCommand(PoolOptions, CommandModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8200, ge=0, le=65535, description="port to listen on; 0: a free one")
-    key: str | None = Field(None, description=f"key that callers must present (or set {KEY_VARIABLE})")
+    key: Key = Field(None, description=f"key that callers must present (or set {KEY_VARIABLE})")
     max_body_mb: float = Field(512, gt=0, description="largest request that is taken")
     backups: Path | None = Field(
         None, description="folder below which `pool backup` may copy the journal; without one it is refused"
