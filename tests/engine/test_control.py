@@ -16,13 +16,14 @@ from starlette.testclient import TestClient
 from tests.engine.kit import Client, Reference, gap, serving
 from tests.engine.test_forward import family
 
+from headrace.engine.cache import BLOCK_TOKENS
 from headrace.engine.engine import Engine, EngineSettings
 from headrace.engine.routes import create_app
 from headrace.engine.weights import share
 
 PROMPT = [1, 50, 60, 70]
 LONG = {"prompt": PROMPT, "max_tokens": 400, "seed": 1, "ignore_eos": True, "return_token_ids": True}
-#: So long that a busy machine ends it before it ends by itself.
+#: Longer than what anybody waits for: it is ended.
 LONGER = {**LONG, "max_tokens": 1500}
 
 
@@ -31,8 +32,33 @@ def generate(tokens: int, **asked: Any) -> dict[str, Any]:
     return {"token_ids": PROMPT, "sampling_params": sampling, **asked}
 
 
+def hold_until_resumed(own: Client) -> None:
+    """From now on until it is resumed, the engine takes a step as a call comes, and no other: no answer ends by itself
+    before a busy machine has paused it."""
+
+    def hold(scheduler: Any) -> None:
+        step, resume, known = scheduler.step, scheduler.resume, set[int]()
+
+        def step_for_new() -> list[Any]:
+            here = set(map(id, scheduler.unfinished))
+            if here <= known:
+                time.sleep(0.001)  # who pauses it needs the processor
+                return []
+            known.update(here)
+            return list(step())
+
+        def go_on() -> None:
+            del scheduler.step, scheduler.resume
+            resume()
+
+        scheduler.step, scheduler.resume = step_for_new, go_on
+
+    asyncio.run(own.engine.worker.ask(hold))
+
+
 def test_a_client_that_hangs_up_frees_its_place(folder: Path) -> None:
     with serving(model=str(folder), max_num_seqs=1) as own:
+        hold_until_resumed(own)
         with own.stream("/v1/completions", {**LONGER, "request_id": "gone"}) as chunks:
             next(chunks)
             waiting = own.later("/v1/completions", {**LONG, "max_tokens": 3})
@@ -61,6 +87,7 @@ def test_a_client_that_hangs_up_on_a_whole_answer_frees_its_place_too(own: Clien
 
 def test_pause_keep_freezes_what_runs_and_resume_goes_on(own: Client) -> None:
     alone = own.post("/v1/completions", LONG)["choices"][0]["token_ids"]
+    hold_until_resumed(own)
     with own.stream("/v1/completions", LONG) as chunks:
         ids = next(chunks)["choices"][0]["token_ids"]
         own.post("/pause?mode=keep")
@@ -75,6 +102,7 @@ def test_pause_keep_freezes_what_runs_and_resume_goes_on(own: Client) -> None:
 
 
 def test_pause_abort_ends_what_runs_with_what_it_has(own: Client) -> None:
+    hold_until_resumed(own)
     with own.stream("/v1/completions", LONGER) as chunks:
         first = next(chunks)["choices"][0]
         own.post("/pause")
@@ -157,6 +185,7 @@ def test_an_answer_that_straddles_new_weights_tells_its_spans(
     own: Client, other: Path, reference: Reference, other_reference: Reference
 ) -> None:
     tensors = load_file(other / "model.safetensors")
+    hold_until_resumed(own)
     with own.stream("/inference/v1/generate", generate(1000)) as chunks:
         choices = [next(chunks)["choices"][0]]
         own.post("/pause?mode=keep")
@@ -286,6 +315,7 @@ def test_a_command_that_fails_is_answered_with_an_error_and_the_next_one_works(o
     def fail(_: Any) -> bool:
         raise RuntimeError("out of luck")
 
+    hold_until_resumed(own)
     with own.stream("/v1/completions", LONGER) as chunks:
         next(chunks)
         own.post("/pause?mode=keep")
@@ -298,6 +328,7 @@ def test_a_command_that_fails_is_answered_with_an_error_and_the_next_one_works(o
 
 def test_a_hang_up_without_memory_to_keep_its_prefix_ends_its_own_call_only(own: Client) -> None:
     alone = own.post("/v1/completions", LONG)["choices"][0]["token_ids"]
+    long_prompt = [2, *range(50, 50 + BLOCK_TOKENS)]  # so that there is something to keep of it
     tried = threading.Event()
 
     def fill(scheduler: Any) -> None:
@@ -308,8 +339,9 @@ def test_a_hang_up_without_memory_to_keep_its_prefix_ends_its_own_call_only(own:
 
         scheduler._cache.take = take
 
+    hold_until_resumed(own)
     with own.stream("/v1/completions", LONG) as chunks:
-        with own.stream("/v1/completions", {**LONGER, "prompt": [2, 51, 61], "request_id": "gone"}) as others:
+        with own.stream("/v1/completions", {**LONGER, "prompt": long_prompt, "request_id": "gone"}) as others:
             next(others)
             own.post("/pause?mode=keep")
             asyncio.run(own.engine.worker.ask(fill))
@@ -332,6 +364,7 @@ def test_tokens_are_scored_while_the_engine_is_paused_and_what_is_frozen_goes_on
     own: Client, reference: Reference
 ) -> None:
     alone = own.post("/v1/completions", LONG)["choices"][0]["token_ids"]
+    hold_until_resumed(own)
     with own.stream("/v1/completions", LONG) as chunks:
         ids = next(chunks)["choices"][0]["token_ids"]
         own.post("/pause?mode=keep")
