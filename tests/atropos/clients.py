@@ -73,14 +73,20 @@ class Trainer:
             assert time.monotonic() < end, f"no environment {env_id} in {RUN_S} s"
             time.sleep(POLL_S)
 
-    def batches_until_the_end_of(self, *environments: Environment) -> list[tuple[list[dict[str, Any]], list[int]]]:
-        """All batches that there are while one of them runs, each with the groups that each had queued before."""
+    def batches_until_the_end_of(
+        self, *environments: Environment, steps: int, full: int
+    ) -> list[tuple[list[dict[str, Any]], list[int]]]:
+        """All batches that there are while one of them runs, each with the groups that each had queued before. So many
+        are asked for only once each has two groups queued, or so many wait that one may have paused: on a busy machine
+        one is long without the processor."""
         found = []
         end = time.monotonic() + RUN_S
         while any(one.running for one in environments):
             assert time.monotonic() < end, f"the environments did not end in {RUN_S} s: {self.status()}"
             queued = [self._queued(n) for n in range(len(environments))]
-            if (batch := self.ask()) is not None:
+            waits = len(found) < steps and all(one.running for one in environments)
+            asks = not waits or min(queued) >= 2 or sum(queued) >= full
+            if asks and (batch := self.ask()) is not None:
                 found.append((batch, queued))
             else:
                 time.sleep(POLL_S)

@@ -45,8 +45,8 @@ def two_environments(address: str, tokenizer: Path, folder: Path, *, makes_ahead
     """Groups of 4 and of 2; half of every batch of 8 is the second's, whenever it has as much. `makes_ahead`: where the
     server makes several batches at once and hands them out later, one may be from before it had as much."""
     trainer = Trainer(address, 8, folder)
-    steps = 5
-    more: dict[str, Any] = {"total_steps": steps, "steps_per_eval": 0}
+    steps = 5  # an environment leaves once what is queued would do for the rest of `total_steps`: well after these
+    more: dict[str, Any] = {"total_steps": 4 * steps, "steps_per_eval": 0}
     with (
         environment_of(address, tokenizer, folder / "fours.log", group_size=4, **more) as fours,
         environment_of(
@@ -58,16 +58,16 @@ def two_environments(address: str, tokenizer: Path, folder: Path, *, makes_ahead
         ) as twos,
     ):
         trainer.await_environment(1)
-        taken = trainer.batches_until_the_end_of(fours, twos)
+        taken = trainer.batches_until_the_end_of(fours, twos, steps=steps, full=FULL + 2)
         did = {report["env_id"]: report for report in (fours.report(), twos.report())}
     trainer.close()
     assert {report["wandb_prepend"] for report in did.values()} == {"number_0", "twos_0"}
     (second,) = (env_id for env_id, report in did.items() if report["wandb_prepend"] == "twos_0")
     assert len(taken) >= steps
-    owed = [batch for batch, queued in taken[:steps] if queued[second] >= 2]  # nobody leaves before the last step
+    owed = [batch for batch, queued in taken[:steps] if queued[second] >= 2]
     assert owed
     shares = [sum(len(group["tokens"]) for group in batch if group["env_id"] == second) for batch in owed]
-    assert (max if makes_ahead else min)(shares) >= 4
+    assert (max if makes_ahead else min)(shares) >= 4, shares
     batches = [batch for batch, _ in taken]
     for batch in batches:
         assert sum(len(group["tokens"]) for group in batch) == 8
