@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
-from tests.gateway.kit import Running, until
+from tests.gateway.kit import Running, told, until
 from tests.gateway.rollout import Rollout, Say, content_of, uid_of, user
 
 
@@ -42,10 +42,14 @@ def answer(connection: socket.socket) -> tuple[dict[str, str], str]:
 def test_an_answer_to_http_1_0_is_not_chunked_and_ends_with_its_connection(
     gateway: Running, rollout: Rollout, base: str, stream: bool, half_closed: bool
 ) -> None:
-    rollout.script.append("one two three")
+    gate = rollout.gate()
+    rollout.script.append(Say("one two three", at=gate))
     with asking(base, "1.0", stream=stream) as connection:
+        gate.reached()
         if half_closed:
             connection.shutdown(socket.SHUT_WR)
+            told(gateway.get("/health"))  # whoever answers this has seen the other before
+        gate.open()
         headers, text = answer(connection)
         assert connection.recv(1) == b""
     assert "transfer-encoding" not in headers
