@@ -14,6 +14,10 @@ TOLERANCE = 1e-3
 #: What is another with every call or server.
 OWN = ("id", "request_id", "created", "system_fingerprint")
 
+#: How often an answer is asked for until a test is at it while it is sampled: a busy machine may come too late, and one
+#: that always does is not at it.
+TRIES = 5
+
 #: A turn of `user` that has begun, as ids of `tiny`.
 PROMPT = [1, 272, 201]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client, Json, Reference, gap
-from tests.vllm.kit import PROMPT, TOLERANCE, both, shape
+from tests.vllm.kit import PROMPT, TOLERANCE, TRIES, both, shape
 from tests.vllm.server import MAX_NUM_SEQS
 
 pytestmark = pytest.mark.alone
@@ -31,8 +31,6 @@ ASKED: dict[str, Json] = {
     GENERATE: {"token_ids": PROMPT, "sampling_params": LONG},
 }
 ROUTES = list(ASKED)
-#: How often an answer may have ended by itself before a test reached it: one that always does is not reached.
-TRIES = 20
 
 
 @pytest.fixture(params=["ours", "theirs"])

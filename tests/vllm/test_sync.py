@@ -13,7 +13,7 @@ from tests.gateway.rollout import chat
 from tests.matrix import usual
 from tests.trainer.sync.kit import Stream, Trained, address, publisher, states
 from tests.vllm.conftest import HEAD
-from tests.vllm.kit import PROMPT, TOLERANCE, reach
+from tests.vllm.kit import PROMPT, TOLERANCE, TRIES, reach
 from tests.vllm.server import vllm
 
 from headrace import DataPool
@@ -22,8 +22,6 @@ from headrace.trainer.sync import SyncFailed
 from headrace.trainer.sync.untie import untie
 
 MODES = usual(["abort-resume", "drain", "keep"])
-#: How often an answer is asked for until weights come while it is sampled: on a busy machine they may come too late.
-TRIES = 5
 
 
 @pytest.fixture
