@@ -12,8 +12,8 @@ import pytest
 from headrace import Step
 from headrace.data.block import Block
 from headrace.data.packing import pack
-from headrace.gateway import outbox
-from headrace.gateway.outbox import FRAME_MARK, OutboxFile
+from headrace.gateway import outbox_file
+from headrace.gateway.outbox_file import FRAME_MARK, OutboxFile
 from headrace.pool.errors import JournalLocked
 
 
@@ -37,7 +37,7 @@ def call(uid: str) -> Block:
 def uids(path: Path) -> list[str]:
     reader = OutboxFile(path)
     try:
-        return [block.heads[0].trajectory_uid for _, block in reader.read()]
+        return [block.heads[0].trajectory_uid for _, _, block in reader.read()]
     finally:
         reader.close()
 
@@ -67,7 +67,7 @@ async def test_a_flipped_bit_costs_the_call_that_it_is_in_and_is_kept_aside(path
     whole[at] ^= 1
     path.write_bytes(whole)
     spool = OutboxFile(path)
-    assert [block.heads[0].trajectory_uid for _, block in spool.read()] == [name for name in names if name != "t2"]
+    assert [block.heads[0].trajectory_uid for _, _, block in spool.read()] == [name for name in names if name != "t2"]
     assert spool.damaged == spool.aside.stat().st_size > 0
     spool.close()
 
@@ -116,7 +116,7 @@ async def test_a_write_that_fails_halfway_leaves_nothing_behind(
 async def test_it_grows_no_larger_than_what_waits_makes_it(
     path: Path, spool: OutboxFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "SLACK_BYTES", 4096)
+    monkeypatch.setattr(outbox_file, "SLACK_BYTES", 4096)
     stuck = [await spool.append("full", call(f"stuck{n}")) for n in range(2)]
     record = path.stat().st_size // 2
     for n in range(200):
@@ -126,7 +126,7 @@ async def test_it_grows_no_larger_than_what_waits_makes_it(
     spool.close()
     assert [uid for uid in uids(path) if not uid.startswith("sent")] == ["stuck0", "stuck1", "last"]
     spool.__init__(path)  # type: ignore[misc]
-    for number in [spool.keep(channel, block) for channel, block in spool.read()]:
+    for number, _, _ in list(spool.read()):
         await spool.let_go(number)
     assert stuck == [0, 1]
     assert path.stat().st_size == 0
@@ -147,7 +147,7 @@ async def test_where_it_cannot_be_written_anew_it_stays_as_it_is(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(outbox, "SLACK_BYTES", 0)
+    monkeypatch.setattr(outbox_file, "SLACK_BYTES", 0)
     for n in range(4):
         await spool.append("train", call(f"t{n}"))
     with monkeypatch.context() as patch:

@@ -128,7 +128,7 @@ def journal(folder: Path) -> Any:
 
 def outbox(path: Path) -> None:
     """An outbox with calls for two channels."""
-    from headrace.gateway.outbox import OutboxFile
+    from headrace.gateway.outbox_file import OutboxFile
 
     async def fill() -> None:
         for uid, channel in IN_OUTBOX.items():

@@ -18,7 +18,7 @@ from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.packing import pack
 from headrace.envs.sender import GroupSpool
 from headrace.flows.rollout_state import RolloutStateFile
-from headrace.gateway.outbox import FRAME_MARK, OutboxFile
+from headrace.gateway.outbox_file import FRAME_MARK, OutboxFile
 from headrace.pool.errors import JournalError
 from headrace.version import __version__
 

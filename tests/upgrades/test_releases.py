@@ -22,7 +22,7 @@ from headrace import DataPool, connect
 from headrace.envs.api_client import ApiClient
 from headrace.envs.sender import GroupSpool, Sender
 from headrace.flows.rollout_state import RolloutStateFile
-from headrace.gateway.outbox import OutboxFile
+from headrace.gateway.outbox_file import OutboxFile
 from headrace.pool.journal.repair import verify
 
 KEPT = sorted(RELEASES.iterdir())
@@ -59,7 +59,7 @@ def test_what_is_sent_again_after_an_upgrade_counts_once(release: Path) -> None:
 
 def test_an_outbox_is_read_whole(release: Path) -> None:
     file = OutboxFile(release / "outbox")
-    found = [(channel, block.heads[0].trajectory_uid) for channel, block in file.read()]
+    found = [(channel, block.heads[0].trajectory_uid) for _, channel, block in file.read()]
     file.close()
     assert found == [(channel, uid) for uid, channel in IN_OUTBOX.items()]
     assert (file.damaged, file.aside.exists()) == (0, False)
