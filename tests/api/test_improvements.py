@@ -127,6 +127,18 @@ def test_an_environment_whose_sizes_never_fit_is_held_until_they_may(api: Api) -
     assert api.batch() == [7, 8]
 
 
+def test_an_environment_whose_groups_the_trainer_cannot_fetch_is_told_why(pool: DataPool) -> None:
+    with api_on(pool, serve_channel="train") as api:
+        [env, other] = api.opened(8, 2, 2)
+        api.send({"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [0.0, 1.0], "env_id": env})
+        assert "warning" not in api.get("/status-env", {"env_id": env})
+        assert pool.fetch_batch(1, timeout=0) is None
+        for found in (api.get("/status"), api.get("/status-env", {"env_id": env})):
+            assert found["queue_size"] == 1
+            assert "only GET /batch: tokens[0] has 1 entries" in found["warning"]
+        assert "warning" not in api.get("/status-env", {"env_id": other})
+
+
 def test_an_environment_of_which_some_groups_fit_is_not_held(api: Api) -> None:
     [env] = api.opened(8, 4)
     for name in range(3):

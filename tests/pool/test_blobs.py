@@ -48,6 +48,16 @@ def test_a_blob_that_only_a_consumer_still_holds_is_written_again(tmp_path: Path
         assert found.multi_modal_data == {"image": IMAGE}
 
 
+def test_what_a_retry_says_otherwise_at_length_does_not_take_the_place_of_what_is_there() -> None:
+    said = {"scored_group": True, "advantages": [0.5] * 20_000}
+    with DataPool() as pool:
+        pool.submit_step(step(metadata=said, last=True))
+        again = pool.submit_step(step(metadata={**said, "advantages": [1.0] * 20_000, "tried": 2}, last=True))
+        assert again.duplicates == 1
+        [found] = fetched(pool).steps
+        assert found.metadata == {**said, "tried": 2}
+
+
 def test_a_blob_outlives_the_step_that_brought_it(tmp_path: Path) -> None:
     pool = DataPool(tmp_path, durability="os")
     pool.submit_steps([seen("t"), seen("u")])

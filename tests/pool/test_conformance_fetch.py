@@ -226,23 +226,21 @@ def test_a_request_whose_lease_was_lost_is_a_new_one(pool: Any) -> None:
     assert again.groups[0].deliveries == 2
 
 
-def test_requests_are_remembered_in_number(pool: Any) -> None:
-    pool.configure(replies_kept=1)
+def test_however_many_answers_a_connection_loses_each_is_given_again(pool: Any) -> None:
+    ready(pool, *"abcdefgh")
+    requests = [f"consumer/{n}" for n in range(8)]
+    first = [prompts(fetched(pool, request_id=request)) for request in requests]
+    assert first == [[name] for name in "abcdefgh"]
+    assert [prompts(pool.fetch_batch(1, timeout=0, request_id=request)) for request in requests] == first
+
+
+def test_a_channel_that_keeps_no_replies_forgets_a_request_at_once_unless_its_lease_lasts(pool: Any) -> None:
+    pool.configure(replies_kept=0)
     ready(pool, "a", "b", "c")
     fetched(pool, request_id="r1")
-    fetched(pool, request_id="r2")
-    assert prompts(fetched(pool, request_id="r2")) == ["b"]
-    assert prompts(fetched(pool, request_id="r1")) == ["c"]
-
-
-def test_requests_of_one_consumer_do_not_displace_anothers(pool: Any) -> None:
-    pool.configure(replies_kept=1)
-    ready(pool, *"abcdefgh")
-    first = {consumer: prompts(fetched(pool, request_id=f"{consumer}/1")) for consumer in "uvwxyz"}
-    for consumer in "uvwxyz":  # none of them has its answer
-        assert prompts(fetched(pool, request_id=f"{consumer}/1")) == first[consumer]
-    assert prompts(fetched(pool, request_id="u/2")) == ["g"]
-    assert prompts(fetched(pool, request_id="u/1")) == ["h"], "who asks for another has the one before"
+    assert prompts(fetched(pool, request_id="r1")) == ["b"]
+    leased = fetched(pool, request_id="r2", lease_s=600)
+    assert fetched(pool, request_id="r2", lease_s=600).lease_id == leased.lease_id
 
 
 def test_single_steps_by_request_are_the_same_again(pool: Any) -> None:

@@ -115,6 +115,15 @@ def test_the_same_prompt_again_after_its_group_was_full_is_a_new_group(pool: Any
     assert members(fetched(pool).groups[0]) == ["second"]
 
 
+def test_what_follows_a_group_that_ends_in_the_middle_of_a_submit_joins_no_other_prompts(pool: Any) -> None:
+    pool.open("a/0", "a")
+    ended = step("a/0", 0, "a", quarantined="it smells", last=True)
+    pool.submit_steps([ended, *trajectory("a/1", 1, "a"), step("a/2", 0, "a"), *trajectory("b"), *trajectory("c")])
+    listed = {row["prompt_uid"]: row["trajectories"] for row in pool.list_groups()["items"]}
+    assert listed == {"a": 2, "b": 1, "c": 1}
+    assert [members(found) for found in fetched(pool, 3).groups] == [["b"], ["c"], ["a/1"]]
+
+
 def test_an_empty_trajectory_counts_for_its_group(pool: Any) -> None:
     """An agent that ended before its first call: the group need not wait for it."""
     pool.configure(n_rollouts=2)

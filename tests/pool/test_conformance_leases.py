@@ -35,6 +35,20 @@ def test_an_ack_sent_again_is_fine(pool: Any) -> None:
     assert ledger(pool) == {"submitted": 1, "consumed": 1}
 
 
+def test_a_nack_sent_again_is_fine_whoever_has_the_groups_by_then(pool: Any) -> None:
+    ready(pool, "a")
+    batch = fetched(pool, lease_s=600)
+    batch.nack()
+    batch.nack()
+    again = fetched(pool, lease_s=600)
+    pool.nack(batch.lease_id)
+    assert ledger(pool) == {"submitted": 1, "leased": 1}
+    again.ack()
+    for end in (batch.ack, again.nack):
+        with pytest.raises(LeaseLost, match="another consumer"):
+            end()
+
+
 def test_a_trainer_that_never_acknowledges_gets_the_same_groups_again_in_place(pool: Any) -> None:
     pool.configure(n_rollouts=2)
     for name in "abcd":

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from tests.pool.kit import drain, events, fetched, group, keys, ledger, prompts, rows, step, trajectory
 
+from headrace import DataPool
 from headrace.data import InvalidInput
 from headrace.pool.errors import Conflict, NotFound
+from headrace.pool.operations import read
 
 # -- statistics and events --------------------------------------------------------------------------------------------
 
@@ -97,6 +99,16 @@ def test_pages_follow_each_other_without_gaps_or_repeats(pool: Any) -> None:
     assert [(row["trajectory_uid"], row["step_index"]) for row in rows(pool.list_steps)] == [
         (name, i) for name in names for i in range(2)
     ]
+
+
+def test_a_page_looks_at_so_many_rows_and_says_where_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "MAX_PAGE_ROWS", 4)
+    with DataPool() as pool:
+        pool.submit_steps([step(f"t{at}") for at in range(12)])
+        for ask, second in ((pool.list_groups, "4"), (pool.list_trajectories, "4-0"), (pool.list_steps, "4-0-0")):
+            assert ask(prompt_uid="t9", limit=2) == {"items": [], "next": second}
+            assert [row["prompt_uid"] for row in rows(ask, prompt_uid="t9")] == ["t9"]
+            assert ask(prompt_uid="t1", limit=1)["items"] != []
 
 
 def test_trajectories_are_listed_and_filtered(pool: Any) -> None:

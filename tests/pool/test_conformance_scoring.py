@@ -179,6 +179,13 @@ def test_steps_wait_as_they_come(pool: Any) -> None:
     assert steps() == []
 
 
+def test_a_group_that_ends_with_its_last_step_leaves_nothing_to_wait(pool: Any) -> None:
+    pool.submit_steps(trajectory("a"))
+    assert waiting(pool) == waiting(pool, steps=True) == ["a"]
+    pool.submit_step(step("b", quarantined="it smells", last=True))
+    assert waiting(pool) == waiting(pool, steps=True) == ["a"]
+
+
 def test_a_long_poll_is_answered_when_something_comes_to_wait(pool: Any, threads: Any) -> None:
     pool.submit_step(step("a"))
     assert pool.unscored(wait_s=0.01) == {"items": [], "next": None}

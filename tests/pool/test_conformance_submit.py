@@ -261,6 +261,17 @@ def test_a_rewritten_history_is_a_tree(pool: Any) -> None:
     assert prompts(batch) == ["t"]
 
 
+@pytest.mark.parametrize(("index", "told"), [(60, "duplicates"), (99_999, "late")])
+def test_a_retry_of_a_step_far_behind_all_others_is_late_once_it_is_gone(pool: Any, index: int, told: str) -> None:
+    """A place for each step that never came would be kept for the sake of one."""
+    pool.configure(max_queue_size=1)
+    far = Step(prompt_ids=[1], response_ids=[2], trajectory_uid="far", step_index=index)
+    assert pool.submit_step(far).accepted == 1
+    pool.submit_step(step("newer"))
+    assert getattr(pool.submit_step(far), told) == 1
+    assert ledger(pool)["capacity"] == 1
+
+
 def test_tombstones_are_kept_in_number(pool: Any) -> None:
     """Beyond what the channel remembers, an old trajectory's retry is new again: the price of a bound."""
     pool.configure(tombstones=2)

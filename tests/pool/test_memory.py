@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pool.kit import Clock
 
 from headrace import DataPool, Step
 
@@ -53,15 +54,34 @@ def test_consumed_groups_are_freed(no_collector: None, lease_s: float | None) ->
 
 
 def test_only_what_may_be_asked_for_again_is_kept(no_collector: None) -> None:
-    with DataPool(channels={"train": {"replies_kept": 1, "history_size": 3}}) as pool:
+    clock = Clock()
+    with DataPool(channels={"train": {"replies_kept": 1, "history_size": 3}}, clock=clock) as pool:
         before = held()
         fill(pool, 0, 40)
         for i in range(4):
             assert pool.fetch_batch(10, request_id=f"r{i}", timeout=0) is not None
+        assert held() - before >= 40, "none of the answers may have arrived"
+        clock.forward(90)
+        pool.stats()
         assert 10 <= held() - before <= 11, "the last answer, which holds the history's three as well"
         fill(pool, 100, 1)
         assert pool.fetch_batch(1, request_id="r9", timeout=0) is not None
         assert 3 <= held() - before <= 4, "the history: the last answer is its newest"
+
+
+def test_what_a_consumer_that_is_gone_took_is_kept_for_minutes_and_no_longer(no_collector: None) -> None:
+    clock = Clock()
+    with DataPool(clock=clock) as pool:
+        before = held()
+        fill(pool, 0, 40)
+        for i in range(10):
+            assert pool.fetch_batch(4, request_id=f"consumer-{i}/1", timeout=0) is not None
+        clock.forward(599)
+        pool.stats()
+        assert held() - before >= 40
+        clock.forward(1)
+        pool.stats()
+        assert held() - before <= 1
 
 
 def test_a_pool_that_is_closed_holds_nothing(no_collector: None) -> None:

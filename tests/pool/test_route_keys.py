@@ -53,7 +53,7 @@ def test_only_the_key_opens_what_is_not_everybodys(pool: DataPool, page: str) ->
     add_dashboard(app, Dashboard(RunningPool(pool, "pool", editable=True)), DashboardLogin(KEY))
     check_complete(app.routes, ROUTES)
     body = encode_call("stats", {"channel": None})
-    with serving(app) as address, httpx.Client(base_url=address, trust_env=False) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=240, trust_env=False) as client:
         for method, path in doors(app.routes):
             for headers in (*WRONG, *RIGHT):
                 sent = {name: value.encode("latin-1") for name, value in (headers | {"accept": page}).items()}

@@ -21,7 +21,7 @@ from tests.pool.kit import (
     step,
     trajectory,
 )
-from tests.pool.scored.kit import post, started
+from tests.pool.scored.kit import post, scored_stats, started
 
 from headrace import DataPool, Step
 from headrace.pool.errors import LeaseLost
@@ -83,6 +83,41 @@ def test_deliveries_are_counted_over_many_losses(pool: DataPool, clock: Clock) -
     for expected in (1, 2, 3, 4):
         assert fetched(pool, lease_s=1).groups[0].deliveries == expected
         clock.forward(1)
+
+
+# -- answers that are lost ---------------------------------------------------------------------------------------------
+
+
+def asked(pool: DataPool, request: str) -> list[str]:
+    """What a request is given, or given again."""
+    return prompts(pool.fetch_batch(1, timeout=0, request_id=request))
+
+
+def test_an_answer_can_be_asked_for_again_for_a_minute_and_a_half_the_newest_for_ten(
+    pool: DataPool, clock: Clock
+) -> None:
+    pool.configure(replies_kept=1)
+    pool.submit_steps([one for name in "abcdef" for one in group(name)])
+    for request, name in (("u/1", "a"), ("u/2", "b"), ("v/1", "c")):
+        assert asked(pool, request) == [name]
+    clock.forward(89)
+    assert [asked(pool, request) for request in ("u/1", "u/2", "v/1")] == [["a"], ["b"], ["c"]]
+    clock.forward(1)
+    assert [asked(pool, request) for request in ("u/2", "v/1")] == [["b"], ["c"]], "each consumer has its newest"
+    assert asked(pool, "u/1") == ["d"]
+    clock.forward(509)
+    assert asked(pool, "v/1") == ["c"]
+    clock.forward(1)
+    assert asked(pool, "v/1") == ["e"]
+
+
+def test_an_answer_under_a_lease_can_be_asked_for_again_for_as_long_as_that_lasts(pool: DataPool, clock: Clock) -> None:
+    pool.submit_steps([*group("a"), *group("b")])
+    first = fetched(pool, request_id="r", lease_s=1000)
+    clock.forward(999)
+    assert fetched(pool, request_id="r").lease_id == first.lease_id
+    clock.forward(1)
+    assert fetched(pool, request_id="r").groups[0].deliveries == 2
 
 
 # -- groups that take too long ----------------------------------------------------------------------------------------
@@ -227,6 +262,21 @@ def test_a_missing_step_may_come_after_the_grace(pool: DataPool, clock: Clock) -
     assert keys(fetched(pool).steps) == [("t", 0), ("t", 1)]
 
 
+def test_graces_of_what_agents_complete_hold_no_environments_groups_back(pool: DataPool, clock: Clock) -> None:
+    pool.configure(grace_s=10)
+    pool.desk_serve("train")
+    for name in range(3):
+        post(pool, name)
+    pool.submit_steps(group("a"))
+    for _ in range(2):
+        assert pool.fetch_batch(2, timeout=0) is None
+        assert scored_stats(pool)["moved"] == 2, "what was brought for one fetch is on its way for the next"
+    clock.forward(6)
+    pool.submit_steps(group("b"))
+    clock.forward(4)
+    assert prompts(pool.fetch_batch(3, timeout=0)) == ["a", "desk/0", "desk/1"]
+
+
 def test_a_reward_that_comes_when_the_clock_was_set_back_counts(pool: DataPool, clock: Clock) -> None:
     pool.configure(require_reward=True)
     pool.submit_steps(group("p"))
@@ -346,6 +396,24 @@ def test_time_stands_still_while_the_pool_is_away(tmp_path: Path, compacted: boo
         assert ledger(pool) == {"submitted": 3, "queued": 3}
         clocks.forward(20)
         assert ledger(pool) == {"submitted": 3, "queued": 2, "timeout": 1}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_answer_can_be_asked_for_again_of_a_pool_that_was_away(tmp_path: Path, compacted: bool) -> None:
+    clocks = Clocks()
+    with clocks.opened(journal=tmp_path, channels={"train": {"replies_kept": 1}}) as pool:
+        pool.submit_steps([*group("a"), *group("b")])
+        assert [asked(pool, request) for request in ("u/1", "u/2")] == [["a"], ["b"]]
+        if compacted:
+            pool.compact()
+    clocks.wall.forward(7200)
+    clocks.restarted()
+    with clocks.opened(journal=tmp_path) as pool:
+        clocks.forward(89)
+        assert [asked(pool, request) for request in ("u/1", "u/2")] == [["a"], ["b"]]
+        clocks.forward(1)
+        assert pool.fetch_batch(1, timeout=0, request_id="u/1") is None
+        assert asked(pool, "u/2") == ["b"]
 
 
 def test_a_clock_that_is_set_takes_no_batch_from_the_desks_trainer() -> None:

@@ -90,7 +90,8 @@ ROUTES: dict[str, dict[str, tuple[str, dict[str, Any] | None, str]]] = {
             "The same for one environment, by env_id in the query or in a body.",
             None,
             "current_step, queue_size, env_weight, unallocated_fraction, self_queue_size, max_group_size; once the "
-            "trainer takes no more, ended_at, the step at which it ended, and a current_step past its last",
+            "trainer takes no more, ended_at, the step at which it ended, and a current_step past its last; a warning "
+            "where its groups fit no batch, or wait and cannot be fetched",
         )
     },
     "/reset_data": {

@@ -39,6 +39,8 @@ from headrace.pool.scored.types import (
     Posting,
     Registration,
     ScoredBatch,
+    ScoredEnvStatus,
+    ScoredStatus,
 )
 
 log = logging.getLogger("headrace.api")
@@ -71,6 +73,8 @@ DEAD_LETTER = "dropped, since no batch can ever hold such a group"
 HOW_TO_FIT = (
     "Let groups add up to batch_size: give the environment another group_size, or register with resume true and another"
 )
+#: What a warning says of groups that the trainer cannot fetch.
+UNMOVABLE = "groups wait that fetch_batch cannot take, only GET /batch"
 #: Reasons that are remembered as logged, so that each is logged once; beyond so many all are forgotten.
 MAX_REASONS_LOGGED = 256
 
@@ -219,6 +223,11 @@ class Routes:
             self._logged.add(reason)
         return warning
 
+    def _waiting_in_vain(self, found: ScoredStatus | ScoredEnvStatus) -> dict[str, str]:
+        """The warning of a status, where groups fit no batch, or wait for a trainer that cannot fetch them."""
+        unmovable = f"{UNMOVABLE}: {found.unmovable}" if found.unmovable else ""  # the pool has logged it
+        return self._warning([self._dead_letter_warning(found.misfit), unmovable])
+
     @staticmethod
     def _warning(texts: list[str]) -> dict[str, str]:
         """A response's `warning` field, where there is anything to warn of."""
@@ -281,7 +290,7 @@ class Routes:
         fields: dict[str, Any] = {"current_step": found.step, "queue_size": found.queue_size}
         if found.dead_letters:
             fields["dead_letters"] = found.dead_letters
-        return json_response(fields | self._warning([self._dead_letter_warning(found.misfit)]))
+        return json_response(fields | self._waiting_in_vain(found))
 
     async def status_env(self, request: Request) -> ApiResponse:
         """By a body on the GET, as the original has it, or by a query parameter."""
@@ -300,7 +309,7 @@ class Routes:
                 "env_weight": found.env_weight,
             }
             | end
-            | self._warning([self._dead_letter_warning(found.misfit)])
+            | self._waiting_in_vain(found)
         )
 
     async def metrics(self, request: Request) -> ApiResponse:

@@ -14,8 +14,9 @@ import msgspec
 from headrace.data.block import Block, StepHead
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.groups import DAMAGED, GroupState, Lease, is_quarantined, reconcile
+from headrace.pool.groups import DAMAGED, NACK, GroupState, Lease, is_quarantined, reconcile
 from headrace.pool.scored.apply import APPLY as _APPLY_TO_SCORED
+from headrace.pool.scored.groups import FORGOTTEN
 from headrace.pool.snapshot import APPLY as _APPLY_IMAGES
 from headrace.pool.state import State
 
@@ -33,6 +34,8 @@ def apply(state: State, facts: Sequence[f.Fact], block: Block | None) -> None:
         channel.now = max(channel.now, fact.at)
         if channel.grace_deadlines:
             channel.end_graces(fact.at)  # no fact of its own, so it must not depend on who asked when
+        if channel.replies:
+            channel.forget_replies(channel.now)  # the same
         _APPLY[type(fact)](state, channel, fact, block)
 
 
@@ -83,6 +86,8 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
             state.attach_blobs(record, block)
         if number in known and number not in channel.groups:
             number = None  # an earlier step of this submit was the last that its group waited for
+            if fact.behind >= 0 and head.prompt_uid not in channel.open_groups:
+                number = max(fact.behind, channel.next_seq)
         channel.append(record, fact.at, number)
         state.memory.keep(record, block.place, ids_at, log_probs_at)
         if head.extra:
@@ -211,7 +216,7 @@ def _returned(state: State, channel: Channel, fact: f.Returned, block: Block | N
     lease = channel.leases.get(fact.lease)
     if lease is None:
         return state.orphan(fact)
-    channel.give_back(lease)
+    channel.give_back(lease, nacked=fact.reason == NACK)
     state.scored.settle_fetch(fact.lease, arrived=False)
     state.record("redelivery", channel.name, fact.at, lease=fact.lease, reason=fact.reason)
 
@@ -240,6 +245,9 @@ def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block |
     if known is None or len(known.tree) or known.metadata:
         state.unerased = True
     channel.forget(fact.trajectory)
+    for number in state.scored.forget(channel.name, fact.trajectory):
+        reason = f"trajectory {fact.trajectory!r} of channel {channel.name!r} was forgotten"
+        state.record("dead_letter", "", fact.at, group=number, why=FORGOTTEN, reason=reason)
     state.record("forget", channel.name, fact.at, trajectory=fact.trajectory)
 
 

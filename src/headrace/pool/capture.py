@@ -30,6 +30,8 @@ from headrace.pool.state import State
 
 #: A channel may remember 200,000 trajectories: as many in one record would be a frame of tens of MB.
 TOMBSTONES_A_RECORD = 10_000
+#: What a snapshot takes for a group, for a trajectory and for a step, about, beside names, metadata and arrays.
+GROUP_BYTES, TRAJECTORY_BYTES, STEP_BYTES = 200, 50, 64
 #: Numbers of groups that are gone which a slice passes over before it looks at the time.
 PASSED_OVER_AT_ONCE = 256
 
@@ -42,14 +44,20 @@ def capture(state: State, now: float) -> list[Captured]:
 
 
 def live_bytes(state: State) -> int:
-    """Bytes of ids, log-probs, blobs and scored groups that a snapshot would hold, about: calls may go on meanwhile."""
+    """Bytes of groups with all that is in them, of blobs and of scored groups that a snapshot would hold, about: calls
+    may go on meanwhile. What else it holds (tombstones, why trajectories failed, keys) stays while these come and
+    go."""
     total = sum(blob.size for ref in state.blobs.valuerefs() if (blob := ref()) is not None)
     total += state.scored.pieces.memory + state.scored.pieces.spilled
     for channel in list(state.channels.values()):
         groups = {id(group): group for group in (*channel.groups.values(), *_handed_out(channel))}
         for group in groups.values():
+            total += GROUP_BYTES + len(group.uid)
             for trajectory in list(group.trajectories.values()):
-                total += sum(r.array_bytes + 64 + len(r.head.extra) for r in list(trajectory.tree.records.values()))
+                total += TRAJECTORY_BYTES + len(trajectory.uid) + len(trajectory.metadata)
+                a_step = STEP_BYTES + len(trajectory.uid) + len(group.uid)
+                records = list(trajectory.tree.records.values())
+                total += sum(record.array_bytes + a_step + len(record.head.extra) for record in records)
     return total
 
 
@@ -226,6 +234,7 @@ def _channel_image(channel: Channel, now: float, about_pool: tuple[int, bool, in
         closed,
         channel.by_default,
         tuple(since for _, _, since in channel.expected_late),
+        nacked=tuple(channel.nacked),
     )
 
 
@@ -233,7 +242,8 @@ def _leases_image(channel: Channel, now: float) -> f.LeasesImage:
     leases = {id(lease): lease for lease in (*channel.leases.values(), *channel.replies.values())}
     places = {key: place for place, key in enumerate(leases)}
     replies = tuple(places[id(reply)] for reply in channel.replies.values())
-    return f.LeasesImage(channel.name, now, tuple(map(_lease, leases.values())), tuple(channel.history), replies)
+    at = tuple(reply.at for reply in channel.replies.values())
+    return f.LeasesImage(channel.name, now, tuple(map(_lease, leases.values())), tuple(channel.history), replies, at)
 
 
 def _lease(lease: Lease) -> tuple[str, float, str, tuple[int, ...], tuple[tuple[str, int], ...], tuple[int, ...]]:

@@ -13,7 +13,7 @@ from headrace.data.block import Record
 from headrace.data.step import check_uid
 from headrace.pool.config import ChannelConfig
 from headrace.pool.dropping import Dropping, uncount
-from headrace.pool.groups import OPEN, GroupState, Lease, TrajectoryState
+from headrace.pool.groups import OPEN, GroupState, Lease, TrajectoryState, replace_extra
 
 
 class Channel(Dropping):
@@ -172,7 +172,7 @@ class Channel(Dropping):
     ) -> None:
         """Changes a step that is there: a reward, its end, or its `extra` as a whole."""
         if extra is not None:
-            trajectory.tree.records[index].head.extra = extra
+            replace_extra(trajectory.tree.records[index], extra)
         if reward is not None:
             self._reward(trajectory, index, reward)
         if is_last:
@@ -185,7 +185,7 @@ class Channel(Dropping):
         """Gives steps that are there their rewards, as (index, reward, extra), before the trajectory may count."""
         for index, reward, extra in rewards:
             if extra is not None:
-                trajectory.tree.records[index].head.extra = extra
+                replace_extra(trajectory.tree.records[index], extra)
             self._reward(trajectory, index, reward)
         self.count_if_complete(trajectory, at)
         trajectory.group.touched = at
@@ -223,14 +223,14 @@ class Channel(Dropping):
             self.leases[lease.id] = lease
             self._add_deadline(self.lease_deadlines, lease.deadline, lease.id)
         if lease.request:
-            self.replies[lease.request] = lease
+            self.gone += self.replies.add(lease, self.now, leased=leased)
         self._enforce_limits()
 
     def ack(self, lease: Lease) -> None:
         """Consumes what a lease holds."""
         del self.leases[lease.id]
         self.acked[lease.id] = None
-        self.replies.pop(lease.request, None)
+        self.replies.discard(lease)
         for group in lease.groups:
             group.lease = ""
             self._move(group, leased=False)
@@ -240,10 +240,13 @@ class Channel(Dropping):
         self.gone += (*lease.replayed, *(trajectory.group for trajectory, _ in lease.steps))
         self._enforce_limits()
 
-    def give_back(self, lease: Lease) -> None:
-        """Ends a lease without an ack: what it holds stands in its old place again."""
+    def give_back(self, lease: Lease, *, nacked: bool = False) -> None:
+        """Ends a lease without an ack: what it holds stands in its old place again. `nacked`: its holder said so, and
+        may say so again."""
         del self.leases[lease.id]
-        self.replies.pop(lease.request, None)
+        if nacked:
+            self.nacked[lease.id] = None
+        self.replies.discard(lease)
         for group in lease.groups:
             group.lease = ""
             self._move(group, leased=False)

@@ -6,15 +6,22 @@ It holds that `waiting` has the groups that are not leased, `ready` those of the
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TypeVar
 
 from sortedcontainers import SortedList
 
 from headrace.pool.config import ChannelConfig
-from headrace.pool.containers import LATE_WINDOW_S, AgeOrderedSet, EvictionQueue, ExpectedLate, UnscoredQueue
+from headrace.pool.containers import (
+    LATE_WINDOW_S,
+    AgeOrderedSet,
+    EvictionQueue,
+    ExpectedLate,
+    RememberedReplies,
+    UnscoredQueue,
+)
 from headrace.pool.groups import (
     DIGEST,
     FULL,
@@ -33,10 +40,11 @@ from headrace.pool.trajectory_channels import TrajectoryChannels
 
 Key = TypeVar("Key", int, str)
 
-#: Acknowledged leases that are remembered, so that an ack sent again is not refused.
+#: Leases that are remembered of those acknowledged, and of those given back: so that either sent again is not refused.
 ACKS_KEPT = 1024
-#: Hand-outs that are remembered by their requests, of all consumers.
-REPLIES_KEPT = 1024
+#: Steps that a tombstone has a place for and that are missing, beyond as many as are there: a trajectory may have a
+#: single step, of any index.
+MISSING_KEPT = 64
 
 
 class ChannelIndex:
@@ -73,9 +81,10 @@ class ChannelIndex:
         self.expected_late = ExpectedLate()
         self.now = 0.0  # when the newest fact about it happened
         self.history: OrderedDict[int, GroupState] = OrderedDict()
-        self.replies: OrderedDict[str, Lease] = OrderedDict()
+        self.replies = RememberedReplies()
         self.restoring: dict[int, GroupState] = {}  # consumed groups, while a snapshot is read
         self.acked: OrderedDict[str, None] = OrderedDict()  # so that an ack sent again is not refused
+        self.nacked: OrderedDict[str, None] = OrderedDict()  # the same for a nack
         self.ledger = Ledger()
         # Deadlines, as heaps whose entries are checked when they come up.
         self.lease_deadlines: list[tuple[float, str]] = []
@@ -224,6 +233,7 @@ class ChannelIndex:
         self.group_deadlines = [(at + seconds, key) for at, key in self.group_deadlines]
         self.grace_deadlines = [(at + seconds, key) for at, key in self.grace_deadlines]
         self.expected_late.postpone(seconds)
+        self.replies.postpone(seconds)
         self.changed = True
 
     def note_version(self, group: GroupState, version: int | None) -> None:
@@ -248,11 +258,13 @@ class ChannelIndex:
 
     def _leave_tombstone(self, trajectory: TrajectoryState, reason: str) -> None:
         records = trajectory.tree.records
-        if len(records) == 1 and 0 in records:
+        steps = max(records, default=-1) + 1
+        if steps == 1:
             digests = fingerprint(records[0])
+        elif steps > 2 * len(records) + MISSING_KEPT:
+            digests = b""
         else:
-            last = max(records, default=-1)
-            digests = b"".join([fingerprint(records[i]) if i in records else bytes(DIGEST) for i in range(last + 1)])
+            digests = b"".join([fingerprint(records[i]) if i in records else bytes(DIGEST) for i in range(steps)])
         self.tombstones[trajectory.uid] = Tombstone(reason, trajectory.group.uid, digests)
 
     def _release_trajectory(self, trajectory: TrajectoryState) -> None:
@@ -283,11 +295,14 @@ class ChannelIndex:
             self.expected_late.cancel(tomb.prompt)
         while len(self.history) > config.history_size:
             self.gone.append(self.history.popitem(last=False)[1])
-        while len(self.acked) > ACKS_KEPT:
-            self.acked.popitem(last=False)
-        for request in excess_replies(self.replies, config.replies_kept):
-            reply = self.replies.pop(request)
-            self.gone += (*reply.groups, *reply.replayed, *(trajectory.group for trajectory, _ in reply.steps))
+        for ended in (self.acked, self.nacked):
+            while len(ended) > ACKS_KEPT:
+                ended.popitem(last=False)
+        self.forget_replies(self.now)
+
+    def forget_replies(self, now: float) -> None:
+        """Lets go of hand-outs that nobody will ask for again. No fact: recovery comes to the same by the clock."""
+        self.gone += self.replies.expire(now, self.config.replies_kept)
 
     def end_restoring(self) -> None:
         """Lets go of what a snapshot brought of used groups and nothing in it refers to."""
@@ -310,29 +325,14 @@ class ChannelIndex:
         """
         if not self.gone:
             return
-        answers = (*self.replies.values(), *self.leases.values())
-        held = {id(group) for answer in answers for group in (*answer.groups, *answer.replayed)}
-        held.update(id(trajectory.group) for answer in answers for trajectory, _ in answer.steps)
+        leased = {id(group) for lease in self.leases.values() for group in lease.all_groups()}
         for group in self.gone:
             # By identity: a group that ends in the middle of a submit leaves its number to what follows of it there.
             here = group is self.groups.get(group.seq) or group is self.history.get(group.seq)
-            if not here and id(group) not in held:
+            if not here and id(group) not in leased and not self.replies.holds(group):
                 if self.before_change is not None:
                     self.before_change(self, group)
                 for trajectory in group.trajectories.values():
                     self.memory.release(trajectory.tree)
                 group.trajectories.clear()
         self.gone.clear()
-
-
-def excess_replies(requests: Collection[str], most: int) -> list[str]:
-    """Of requests from the oldest on, those that are too many: each consumer has its `most` newest, and `REPLIES_KEPT`
-    are kept in all. Who the consumer is stands before the last slash; those without one are one consumer."""
-    newest: Counter[str] = Counter()
-    found: list[str] = []
-    for at, request in enumerate(reversed(list(requests))):
-        consumer = request.rpartition("/")[0]
-        newest[consumer] += 1
-        if newest[consumer] > most or at >= REPLIES_KEPT:
-            found.append(request)
-    return found

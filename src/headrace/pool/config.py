@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.step import check_finite
 
 Overflow = Literal["drop_oldest", "reject", "block"]
 OnTimeout = Literal["drop", "partial"]
@@ -20,6 +21,8 @@ DEFAULT_CHANNEL = "train"
 DEFAULT_MEMORY_MB = 1024.0
 #: Characters of a channel's name; a lease's id is that name and a number.
 MAX_CHANNEL_NAME = 200
+#: What an integer option is at most: a journal holds no larger one.
+MAX_OPTION = 2**64 - 1
 
 
 class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +42,9 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
     replay_share      the share of a mixed batch that comes from history
     grace_s           how long after `complete` a call that was still running may join
     tombstones        consumed and dropped trajectories remembered, against late retries
-    replies_kept      hand-outs remembered by `request_id`, of each consumer (what stands before the last slash of an
-                      id), so that a lost answer can be asked for again
+    replies_kept      hand-outs without a lease that are remembered by `request_id` for up to ten minutes, of each
+                      consumer (what stands before the last slash of an id), so that a lost answer can be asked for
+                      again; those of the last minute and a half all are. 0: none is
     """
 
     max_queue_size: int = 100_000
@@ -123,9 +127,19 @@ def _check(config: Any, name: str, kind: type, least: float, *, above: bool = Fa
         raise InvalidInput(
             f"{name} must be {'a number' if kind is float else 'an integer'} {bound}{also}, not {shown(value)}"
         )
+    if isinstance(value, int) and value > MAX_OPTION:
+        raise InvalidInput(f"{name} must be at most {MAX_OPTION}, not {shown(value)}")
 
 
 def choice(value: Any, options: Any, name: str) -> None:
     """`InvalidInput` where the value is none of the options of a `Literal`."""
     if value not in get_args(options):
         raise InvalidInput(f"{name} is {shown(value)}; it must be one of {', '.join(get_args(options))}")
+
+
+def lease_seconds(lease_s: Any) -> float:
+    """The seconds that a lease is asked for; `InvalidInput` where none could last so long."""
+    seconds = check_finite(lease_s, "lease_s")
+    if not 0 < seconds < 1e9:
+        raise InvalidInput(f"lease_s must be a number of seconds above 0 and below 1e9, not {shown(lease_s)}")
+    return seconds

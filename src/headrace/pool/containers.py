@@ -1,17 +1,18 @@
-"""The containers that a channel is built from: groups by age, groups that make room, trajectories expected late, and
-what waits for a reward."""
+"""The containers that a channel is built from: groups by age, groups that make room, hand-outs that may be asked for
+again, trajectories expected late, and what waits for a reward."""
 
 from __future__ import annotations
 
 import uuid
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import ItemsView, Iterable, Iterator, ValuesView
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from sortedcontainers import SortedDict
 
-from headrace.pool.groups import GroupState
+from headrace.pool.groups import GroupState, Lease
 
 Item = TypeVar("Item")
 
@@ -19,6 +20,13 @@ Item = TypeVar("Item")
 DEAD_ENTRIES_KEPT = 1024
 #: Seconds for which a trajectory is expected late where groups have no timeout of their own.
 LATE_WINDOW_S = 600.0
+#: Seconds for which every hand-out without a lease is remembered, however many there are: who lost the answer has asked
+#: again by then. One that does not come is missed after 50 s, and asked for again for 30 s (`headrace.pool.remote`).
+RETRY_S = 90.0
+#: Seconds after which no such hand-out is: its consumer is gone, and its groups take memory and a place in snapshots.
+REPLY_KEPT_S = 600.0
+#: Hand-outs without a lease that are remembered of all consumers for longer than `RETRY_S`.
+REPLIES_KEPT = 1024
 
 
 class AgeOrderedSet:
@@ -143,6 +151,123 @@ class EvictionQueue:
     def _owner(self, group: GroupState) -> str:
         owner, slash, _ = group.uid.partition("/")
         return owner if self._by_owner and slash else ""
+
+
+class RememberedReplies:
+    """Hand-outs by the requests that asked for them, oldest first: so that a lost answer can be asked for again.
+
+    One under a lease is remembered for as long as that lasts. For one without, whose groups are kept for nothing else,
+    it is the time that counts: `RETRY_S` in any case, and up to `REPLY_KEPT_S` where it is among the `kept` newest of
+    its consumer and the `most` newest of all. With a `kept` of 0 it is not remembered at all. The consumer is what
+    stands before a request's last slash; requests without one are of one consumer.
+
+    What is forgotten depends on the time alone, and not on when it was looked for: a recovery, which looks at other
+    moments, comes to the same. Looking costs the same however many there are.
+    """
+
+    def __init__(self, most: int = REPLIES_KEPT) -> None:
+        self._most = most
+        self._replies: dict[str, Lease] = {}
+        # Of those without a lease: all, those of each consumer, when each was handed out that was younger than
+        # `RETRY_S` when it was last looked for, and how many of them hold a group, by the group's identity.
+        self._unleased: OrderedDict[str, Lease] = OrderedDict()
+        self._by_consumer: dict[str, OrderedDict[str, Lease]] = {}
+        self._young: deque[tuple[float, str]] = deque()
+        self._holding: Counter[int] = Counter()
+        self._to_look_at: dict[str, None] = {}  # consumers that may have too many
+        self._kept = -1  # what was asked for last
+
+    def __bool__(self) -> bool:
+        return bool(self._replies)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._replies
+
+    def __getitem__(self, request: str) -> Lease:
+        return self._replies[request]
+
+    def items(self) -> ItemsView[str, Lease]:
+        return self._replies.items()
+
+    def values(self) -> ValuesView[Lease]:
+        return self._replies.values()
+
+    def holds(self, group: GroupState) -> bool:
+        """Whether a group is part of a hand-out without a lease."""
+        return id(group) in self._holding
+
+    def add(self, reply: Lease, at: float, *, leased: bool) -> list[GroupState]:
+        """Remembers what was handed out `at` that time. Answers the groups of what its request was given before: only
+        releases that forgot by number alone wrote down two hand-outs to one request."""
+        before = self._replies.get(reply.request)
+        let_go = self.discard(before) if before is not None else []
+        reply.at = at
+        self._replies[reply.request] = reply
+        if not leased:
+            consumer = _consumer(reply.request)
+            self._unleased[reply.request] = reply
+            self._by_consumer.setdefault(consumer, OrderedDict())[reply.request] = reply
+            self._young.append((at, consumer))
+            self._to_look_at[consumer] = None
+            self._holding.update(map(id, reply.all_groups()))
+        return let_go
+
+    def discard(self, reply: Lease) -> list[GroupState]:
+        """Forgets a hand-out, where it is remembered; answers the groups that were kept for it."""
+        request = reply.request
+        if self._replies.get(request) is not reply:
+            return []
+        del self._replies[request]
+        if self._unleased.pop(request, None) is None:
+            return []
+        consumer = _consumer(request)
+        del self._by_consumer[consumer][request]
+        if not self._by_consumer[consumer]:
+            del self._by_consumer[consumer]
+        groups = reply.all_groups()
+        for group in groups:
+            self._holding[id(group)] -= 1
+            if not self._holding[id(group)]:
+                del self._holding[id(group)]
+        return groups
+
+    def expire(self, now: float, kept: int) -> list[GroupState]:
+        """Forgets what need not be remembered at that time; answers the groups that were kept for it."""
+        if not self._unleased:
+            return []
+        consumers, self._to_look_at = self._to_look_at, {}
+        while self._young and now - self._young[0][0] >= RETRY_S:
+            consumers[self._young.popleft()[1]] = None
+        if kept != self._kept:
+            self._kept, consumers = kept, dict.fromkeys(self._by_consumer)
+        too_many = len(self._unleased) - self._most
+        found: list[Lease] = []
+        for place, reply in enumerate(self._unleased.values()):
+            if now - reply.at < (RETRY_S if place < too_many else REPLY_KEPT_S):
+                break
+            found.append(reply)
+        for consumer in consumers:
+            replies = self._by_consumer.get(consumer) or OrderedDict()
+            for reply in islice(replies.values(), max(0, len(replies) - kept)):
+                if kept and now - reply.at < RETRY_S:
+                    break
+                found.append(reply)
+        return [group for reply in found for group in self.discard(reply)]
+
+    def postpone(self, seconds: float) -> None:
+        """Moves their times: the clock was set forward by as much."""
+        for reply in self._replies.values():
+            reply.at += seconds
+        self._young = deque((at + seconds, consumer) for at, consumer in self._young)
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        for reply in list(self._replies.values()):
+            self.discard(reply)
+
+
+def _consumer(request: str) -> str:
+    return request.rpartition("/")[0]
 
 
 class ExpectedLate:

@@ -90,10 +90,9 @@ class Dropping(Scoring):
             self._strip(group, uid)
             if not group.trajectories:
                 del self.history[group.seq]
-        for request, reply in list(self.replies.items()):
+        for reply in list(self.replies.values()):
             if reply.id not in self.leases and reply.holds(uid):
-                del self.replies[request]
-                self.gone += (*reply.groups, *reply.replayed, *(trajectory.group for trajectory, _ in reply.steps))
+                self.gone += self.replies.discard(reply)
         trajectory = self.trajectories.get(uid)
         for lease in self.leases.values():
             for group in lease.replayed:

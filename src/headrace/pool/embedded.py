@@ -82,7 +82,9 @@ class DataPool(JournaledState, BlockingPool):
         self._was_closed = False  # all channels, when waiters were last told
         self._syncer: ThreadPoolExecutor | None = None
         # What waits until a backup or a compaction is over waits in a thread of its own: others must read meanwhile.
+        # Who finds the journal full waits for compactions alone, and not behind a backup.
         self._rewriter = ThreadPoolExecutor(1, "headrace-rewrite")
+        self._room_maker = ThreadPoolExecutor(1, "headrace-room")
         self._next_sync: _Sync | None = None  # one that has not begun
         self.aio = AsyncPool(self)
         try:
@@ -117,6 +119,7 @@ class DataPool(JournaledState, BlockingPool):
             finally:
                 self._state.let_go()
         self._rewriter.shutdown(wait=False)
+        self._room_maker.shutdown(wait=False)
         if self._syncer is not None:
             self._syncer.shutdown()
 
@@ -159,7 +162,7 @@ class DataPool(JournaledState, BlockingPool):
         """`execute`, awaited; no call takes a thread. With `pieces`, a wait that timed out is answered `PENDING`."""
         loop = asyncio.get_running_loop()
         if isinstance(operation, Upkeep):
-            await self._rewriting(self._upkeep, operation)
+            await self._in(self._rewriter, self._upkeep, operation)
             return then(None) if then is not None else None
         until = _until(operation)
         while True:
@@ -178,7 +181,7 @@ class DataPool(JournaledState, BlockingPool):
                     if safe is not None:
                         await self._wait_until_safe(operation, answer, safe)
                 if self._must_erase(operation):
-                    await self._rewriting(self._erase)
+                    await self._in(self._rewriter, self._erase)
                 self._compact_when_due()
                 return made
             try:
@@ -195,11 +198,11 @@ class DataPool(JournaledState, BlockingPool):
             finally:
                 self._forget_waiter(operation, wake)
 
-    async def _rewriting(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Does what may have to wait for a backup or a compaction, in the thread for that."""
+    async def _in(self, thread: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
+        """Does what may have to wait for a backup or a compaction, in one of the threads for that."""
         if self._closed is not None:
             raise PoolClosed(self._closed)
-        return await asyncio.get_running_loop().run_in_executor(self._rewriter, work, *args)
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *args)
 
     def _attempt_fully(self, operation: Operation[Any], wake: Callable[[], None]) -> tuple[Any, int, float | None]:
         """`_attempt`; what it needs of the journal is read first, or room made in it, with the lock free."""
@@ -234,7 +237,7 @@ class DataPool(JournaledState, BlockingPool):
                 except MustLoad as needed:
                     self._put(loaded, await loop.run_in_executor(None, read_payloads, needed.records, needed.blobs))
                 except DiskFull:
-                    if made_room or not await self._rewriting(self._make_room, compactions):
+                    if made_room or not await self._in(self._room_maker, self._make_room, compactions):
                         raise
                     made_room = True
         finally:

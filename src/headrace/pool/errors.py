@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 from headrace.data.errors import FrameError, HeadraceError
+
+#: What the system says of a disk, a quota or a file that is full.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class PoolError(HeadraceError):

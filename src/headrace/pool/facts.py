@@ -57,9 +57,12 @@ class Opened(Fact, tag="open", frozen=True):
 
 
 class Appended(Fact, tag="steps", frozen=True):
-    """The steps of the record's block were taken, each into the group of that number."""
+    """The steps of the record's block were taken, each into the group of that number. Where an earlier step was the
+    last that a group waited for, later ones of its prompt begin another: of the number `behind`, or the next one above
+    it that is free; without it (-1), of the channel's next."""
 
     groups: tuple[int, ...] = ()
+    behind: int = -1
 
 
 class Refused(Fact, tag="refused", frozen=True):
@@ -222,6 +225,7 @@ class ChannelImage(Fact, tag="image", frozen=True):
     by_default: bool = True
     expected_since: tuple[float, ...] = msgspec.field(default=(), name="owed_since")
     failed: tuple[tuple[str, int, str, int, float, bool], ...] = ()
+    nacked: tuple[str, ...] = ()
 
 
 class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -256,11 +260,13 @@ class GroupImage(Fact, tag="group", frozen=True):
 
 class LeasesImage(Fact, tag="leases", frozen=True):
     """The end of a channel in a snapshot: leases and remembered replies as (id, deadline, request, groups, steps,
-    replayed), the replies' places among them, oldest first, and the history in its order."""
+    replayed), the replies' places among them, oldest first, with when each was handed out, and the history in its
+    order."""
 
     leases: tuple[tuple[str, float, str, tuple[int, ...], tuple[tuple[str, int], ...], tuple[int, ...]], ...] = ()
     history: tuple[int, ...] = ()
     replies: tuple[int, ...] = ()
+    replied_at: tuple[float, ...] = ()
 
 
 AnyFact = (

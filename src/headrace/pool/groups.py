@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from headrace.data.block import Record, StepHead
+from headrace.data.block import Record, StepHead, pack_extra
 from headrace.data.step import REWARD_SOURCE
 from headrace.data.tree import TokenTree
 
@@ -24,6 +24,8 @@ DAMAGED = "damaged"
 DIGEST = 4  # bytes of a step's fingerprint in a tombstone
 #: Why a trajectory is gone whose agent, or whose reward, failed.
 FAILED = "failed"
+#: Why a lease ended whose holder gave it back.
+NACK = "nack"
 #: The source of rewards that no other source replaces.
 PERSON = "person"
 _SOURCE = REWARD_SOURCE.encode()
@@ -80,7 +82,8 @@ class GroupState(msgspec.Struct, eq=False, gc=False):
 
 
 class Lease(msgspec.Struct, eq=False, gc=False):
-    """What was handed out together: whole groups, replayed ones, or single steps as (trajectory, index)."""
+    """What was handed out together: whole groups, replayed ones, or single steps as (trajectory, index). `at`: when, of
+    one that is remembered by its request."""
 
     id: str
     deadline: float
@@ -88,6 +91,11 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     groups: list[GroupState] = []
     steps: list[tuple[TrajectoryState, int]] = []
     replayed: list[GroupState] = []
+    at: float = 0.0
+
+    def all_groups(self) -> list[GroupState]:
+        """Every group of which it has something."""
+        return [*self.groups, *self.replayed, *(trajectory.group for trajectory, _ in self.steps)]
 
     def holds(self, uid: str) -> bool:
         """Whether it holds steps of a trajectory."""
@@ -97,7 +105,8 @@ class Lease(msgspec.Struct, eq=False, gc=False):
 
 
 class Tombstone(msgspec.Struct, eq=False, gc=False):
-    """What is left of a trajectory: why it went, its group, and a fingerprint a step."""
+    """What is left of a trajectory: why it went, its group, and a fingerprint a step, zeros where one is missing; no
+    fingerprints where most are."""
 
     reason: str
     prompt: str
@@ -125,6 +134,17 @@ def fingerprint(record: Record) -> bytes:
 
 def is_quarantined(record: Record) -> bool:
     return record.head.peek().quarantined is not None
+
+
+def replace_extra(record: Record, extra: bytes) -> None:
+    """Gives a step another extra. One that is quarantined stays so: where a journal lost what the step needs, what was
+    written about it later does not know."""
+    reason = record.head.peek().quarantined
+    record.head.extra = extra
+    if reason is not None and not is_quarantined(record):
+        found = record.head.unpack_extra()
+        found.quarantined = reason
+        record.head.extra = pack_extra(found)
 
 
 def is_persons_reward(head: StepHead) -> bool:

@@ -44,6 +44,11 @@ log = logging.getLogger("headrace.pool")
 COMPACT_FROM_BYTES = 64_000_000
 #: A journal that is full is rewritten where it holds so many times the bytes of what lives in it.
 COMPACT_RATIO = 1.15
+#: Seconds until a compaction that failed is tried again: twice as many after each that fails as well, up to the most.
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 3600.0
+#: A full journal is compacted before that where less than this share lives of what lived when it failed: a smaller
+#: snapshot may find room, and what could not be read may be gone.
+RETRY_RATIO = 0.9
 #: Seconds for which a snapshot that is being taken holds the lock at a time: who calls meanwhile waits for as long.
 SLICE_S = 0.004
 #: Seconds in which those calls get the lock: who lets go of it and takes it again at once leaves nobody else a chance.
@@ -102,9 +107,39 @@ class MonotonicClock:
         if moment > self._last:
             self._last, self._resumed = moment, True
 
+    def read(self) -> float:
+        """The time, by what `now` knows of the clock; asked by any thread."""
+        return self._clock() + self._ahead
+
     def until(self, moment: float) -> float:
         """Seconds to a moment; asked by any thread."""
-        return moment - self._ahead - self._clock()
+        return moment - self.read()
+
+
+class CompactionRetries:
+    """When a compaction that failed may be tried again by the pool itself; one that nothing failed before, at once."""
+
+    def __init__(self) -> None:
+        self._wait_s = 0.0  # 0: the last one did not fail
+        self._next = 0.0
+        self._live = 0
+
+    def failed(self, now: float, live: int) -> None:
+        """One failed, when so many bytes lived."""
+        self._wait_s = min(2 * self._wait_s, LONGEST_RETRY_S) or FIRST_RETRY_S
+        self._next, self._live = now + self._wait_s, live
+
+    def succeeded(self) -> None:
+        """The next one that fails is the first again."""
+        self._wait_s = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether enough time has passed."""
+        return not self._wait_s or now >= self._next
+
+    def smaller(self, live: int) -> bool:
+        """Whether much less lives than when it failed."""
+        return live < RETRY_RATIO * self._live
 
 
 @contextmanager
@@ -140,6 +175,10 @@ class JournaledState:
         self._check_at = COMPACT_FROM_BYTES  # when to look whether the journal is worth rewriting
         self._compacting = threading.Lock()
         self._compactions = 0
+        self._retries = CompactionRetries()
+        self._beside_live = 0  # bytes of the last snapshot beyond what `live_bytes` said
+        self._making_room = threading.Lock()  # held by who waits for `_compacting` because the journal is full
+        self._backups = 0  # that are under way, or wait for `_compacting`
         self._erasing = False  # something forgotten stands in the journal until a snapshot that was begun is in place
         if journal is not None:
             state.scored.pieces.scratch = ScratchFiles(journal.directory, journal.files.write)
@@ -269,10 +308,12 @@ class JournaledState:
         return self._state.unerased or self._erasing
 
     def _compact_when_due(self) -> None:
-        """Starts a compaction where the journal has grown enough, and none is under way. Where no thread can be
-        started, a later call tries again."""
+        """Starts a compaction where the journal has grown enough, none is under way and none failed of late. Where no
+        thread can be started, a later call tries again."""
         journal = self._journal
         if journal is None or not (journal.bytes > self._check_at or journal.reserve.alarm):
+            return
+        if not self._retries.due(self._time.read()):
             return
         if not self._compacting.acquire(blocking=False):
             return
@@ -295,14 +336,17 @@ class JournaledState:
             return
         try:
             live = live_bytes(self._state)
+            weight = live + self._beside_live
             with self._lock:
                 alarm = self._journal.reserve.alarm
                 self._journal.reserve.alarm = False
-                self._check_at = 2 * live + COMPACT_FROM_BYTES
-                worth = self._journal.bytes > self._check_at or (alarm and self._journal.bytes >= COMPACT_RATIO * live)
+                self._check_at = 2 * weight + COMPACT_FROM_BYTES
+                worth = self._journal.bytes > self._check_at or (
+                    alarm and self._journal.bytes >= COMPACT_RATIO * weight
+                )
                 worth = worth and self._closed is None
             if worth:
-                self._compact()
+                self._compact(live)
         except HeadraceError as error:
             log.warning("the journal could not be compacted: %s", error)
         finally:
@@ -310,20 +354,29 @@ class JournaledState:
 
     def _make_room(self, compactions: int) -> bool:
         """Compacts a journal that is full, where enough of it is dead; whether that was done, by this call or, since
-        there were so many `compactions`, by another."""
+        there were so many `compactions`, by another. It waits for a compaction, and not for a backup."""
         if self._journal is None:
             return False  # it is the scratch files of scored groups that found no room
-        try:
-            with self._compacting:
-                if self._compactions > compactions:
+        with self._making_room:
+            if self._backups:
+                return self._compactions > compactions
+            try:
+                with self._compacting:
+                    if self._compactions > compactions:
+                        return True
+                    live = live_bytes(self._state)
+                    if self._closed is not None or not self._would_make_room(self._journal, live):
+                        return False
+                    self._compact(live)
                     return True
-                if self._closed is not None or self._journal.bytes < COMPACT_RATIO * live_bytes(self._state):
-                    return False
-                self._compact()
-                return True
-        except HeadraceError as error:
-            log.warning("the journal is full and could not be compacted: %s", error)
-            return False
+            except HeadraceError as error:
+                log.warning("the journal is full and could not be compacted: %s", error)
+                return False
+
+    def _would_make_room(self, journal: Journal, live: int) -> bool:
+        """Whether enough of a full journal is dead, and no compaction failed of late in the same state."""
+        may = self._retries.due(self._time.read()) or self._retries.smaller(live)
+        return may and journal.bytes >= COMPACT_RATIO * (live + self._beside_live)
 
     def _compact_now(self) -> None:
         self._check_journal("compact")
@@ -332,21 +385,41 @@ class JournaledState:
 
     def _back_up(self, to: Path) -> None:
         journal = self._check_journal("backup")
-        with self._compacting:
-            journal.wait(journal.serial - 1)
-            with self._lock:
-                journal.rotate()
-            backup(journal.directory, to)
+        with self._making_room:  # nobody who wants room gets to wait for what is held until all is copied
+            self._backups += 1
+        try:
+            with self._compacting:
+                journal.wait(journal.serial - 1)
+                with self._lock:
+                    journal.rotate()
+                backup(journal.directory, to)
+        finally:
+            with self._making_room:
+                self._backups -= 1
 
     def _check_journal(self, wanted: str) -> Journal:
         if self._journal is None:
             raise JournalError(f"this pool has no journal to {wanted}")
         return self._journal
 
-    def _compact(self) -> None:
-        """Writes what lives as a snapshot. Calls go on meanwhile: the lock is held for a slice of it at a time."""
+    def _compact(self, live: int | None = None) -> None:
+        """Writes what lives as a snapshot. Where that fails, the pool waits for a while before it tries again by
+        itself. `live`: what `live_bytes` has just said."""
         journal = self._journal
         assert journal is not None
+        live = live_bytes(self._state) if live is None else live
+        try:
+            self._write_snapshot(journal)
+        except BaseException:
+            self._retries.failed(self._time.read(), live)
+            raise
+        self._retries.succeeded()
+        self._beside_live = max(0, journal.snapshot_bytes - live)
+        self._compactions += 1
+
+    def _write_snapshot(self, journal: Journal) -> None:
+        """Puts a snapshot in the place of what was written before. Calls go on meanwhile: the lock is held for a slice
+        of it at a time."""
         for attempt in count(1):
             self._check_open()
             journal.wait(journal.serial - 1)  # so that the rotation, with the lock held, has little left to sync
@@ -369,7 +442,6 @@ class JournaledState:
                 journal.write_snapshot(number, first_serial, list(capture.records()))
                 self._erasing = False
                 break
-        self._compactions += 1
 
     def _take_slices(self, capture: Capture, *, at_once: bool) -> bool:
         """Takes a snapshot slice by slice, or with the lock held throughout; False where it was spoiled."""

@@ -66,6 +66,8 @@ def due(channel: Channel, now: float) -> Iterator[f.Fact]:
     """Facts that are due in a channel; each is applied before the next is asked for."""
     if channel.grace_deadlines:
         channel.end_graces(now)
+    if channel.replies:
+        channel.forget_replies(now)
     while fact := next_due(channel, now):
         yield fact
 

@@ -35,7 +35,10 @@ class Scoring(SingleSteps):
         return self.unscored_steps
 
     def update_unscored(self, trajectory: TrajectoryState, indices: Iterable[int] | None = None) -> None:
-        """Puts a trajectory, and these of its steps or all, where they belong after a change."""
+        """Puts a trajectory, and these of its steps or all, where they belong after a change; nowhere, if it has gone
+        with the change."""
+        if self.trajectories.get(trajectory.uid) is not trajectory:
+            return
         if self.unscored is not None:
             _place(self, self.unscored, trajectory.uid, waits=_lacks_reward(trajectory))
         if self.unscored_steps is not None:

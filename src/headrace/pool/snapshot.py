@@ -39,7 +39,7 @@ def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: 
     since = fact.expected_since or [fact.at] * len(fact.expected_late)
     for (prompt, missing), at in zip(fact.expected_late, since, strict=True):
         channel.expected_late.expect(prompt, missing, at)
-    channel.acked = OrderedDict.fromkeys(fact.acked)
+    channel.acked, channel.nacked = OrderedDict.fromkeys(fact.acked), OrderedDict.fromkeys(fact.nacked)
 
 
 def _group_image(state: State, channel: Channel, fact: f.GroupImage, block: Block | None) -> None:
@@ -75,8 +75,8 @@ def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Bl
         lease.replayed = [channel.restoring[seq] for seq in replayed if seq in channel.restoring]
         _restore_lease(channel, lease)
         leases.append(lease)
-    for place in fact.replies:
-        channel.replies[leases[place].request] = leases[place]
+    for place, at in zip(fact.replies, fact.replied_at or [fact.at] * len(fact.replies), strict=True):
+        channel.replies.add(leases[place], at, leased=bool(leases[place].id))
     for seq in fact.history:
         if seq in channel.restoring:
             channel.history[seq] = channel.restoring[seq]

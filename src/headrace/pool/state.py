@@ -103,7 +103,7 @@ class State:
     @property
     def timed(self) -> bool:
         """Whether anything here waits for a time."""
-        channels = any(channel.groups or channel.leases or channel.expected_late for channel in self.channels.values())
+        channels = any(one.groups or one.leases or one.expected_late or one.replies for one in self.channels.values())
         return channels or bool(self.scored.leases or self.scored.heard or self.scored.silent)
 
     def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +78,22 @@ def check_loaded(trajectories: Iterable[TrajectoryState]) -> None:
 
 def check_steps_loaded(steps: Iterable[tuple[TrajectoryState, int]]) -> None:
     """The same for single steps: what their prompts are made of."""
-    records: list[Record] = []
-    for trajectory, index in steps:
-        while index >= 0:
-            records.append(trajectory.tree.records[index])
-            index = records[-1].head.base
-    _check_loaded(records)
+    _check_loaded([record for trajectory, index in steps for record in with_bases(trajectory.tree, index)])
+
+
+def with_bases(tree: TokenTree, index: int) -> Iterator[Record]:
+    """A step, and those that its prompt is made of."""
+    while index >= 0:
+        record = tree.records[index]
+        yield record
+        index = record.head.base
+
+
+def check_arrays_loaded(records: Iterable[Record]) -> None:
+    """`MustLoad` where ids and log-probs of records are not in memory, for who looks at nothing else of them."""
+    missing = {id(record): record for record in records if record.ids_in_memory is None}
+    if missing:
+        raise MustLoad(list(missing.values()), [])
 
 
 def _check_loaded(records: list[Record]) -> None:

@@ -41,7 +41,7 @@ def _share(part: Sequence[tuple[int, bool]]) -> float:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """RunCounts of the second half of a simulated run, when it has found its pace; `dropped` are of the whole run."""
+    """What the second half of a simulated run came to, when it has found its pace; `dropped` are of the whole run."""
 
     rollouts_s: float
     calls_s: float

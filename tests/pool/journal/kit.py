@@ -90,7 +90,7 @@ def dump(state: State) -> dict[str, Any]:
 
 def _desk(d: ScoredGroups) -> dict[str, Any]:
     plain = ("registration", "uuids", "started", "step", "environments", "joined", "names", "keys", "ended", "serving")
-    numbers = ("returned", "repeated", "counts", "dead", "next_number", "next_lease")
+    numbers = ("returned", "repeated", "counts", "dead", "next_number", "next_lease", "made_of", "latest_of")
     return {
         **{name: getattr(d, name) for name in (*plain, *numbers)},
         "batching": d.batching.state(),
@@ -118,12 +118,13 @@ def _channel(c: Channel) -> dict[str, Any]:
         "waiting": list(c.waiting),
         "ready": {bucket: list(seqs) for bucket, seqs in sorted(c.ready.items()) if len(seqs)},
         "leases": {id: _lease(lease) for id, lease in sorted(c.leases.items())},
-        "replies": [(request, _lease(reply)) for request, reply in c.replies.items()],
+        "replies": [(request, reply.at, _lease(reply)) for request, reply in c.replies.items()],
         "history": [_group(group) for group in c.history.values()],
         "tombs": [(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in c.tombstones.items()],
         "failed": {uid: msgspec.structs.astuple(failed) for uid, failed in c.failed.items()},
         "expected_late": sorted(c.expected_late),
         "acked": list(c.acked),
+        "nacked": list(c.nacked),
     }
 
 

@@ -133,6 +133,7 @@ OPERATIONS: dict[str, Callable[[DataPool], Any]] = {
     "the same options": lambda p: p.configure("train", n_rollouts=2),
     "a grace ends": lambda p: later(p, 6.0),
     "leases run out": lambda p: later(p, 100.0),
+    "nobody asks for an answer again": lambda p: later(p, 600.0),
     "a scored group": lambda p: post(p, 20, sequences=3),
     "a batch of scored groups": lambda p: p.desk_ack(p.desk_batch("trainer/2").lease),
     "an environment": joined,

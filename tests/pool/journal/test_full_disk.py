@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
@@ -15,12 +16,14 @@ from typing import Any
 
 import pytest
 from tests.pool.journal.kit import Failing, Unsynced, check_rules, one, segment, uids
+from tests.pool.kit import SOON, Clock
 
 from headrace import DataPool
 from headrace.data.frame import Buffer
-from headrace.pool.errors import DiskFull
+from headrace.pool.errors import DiskFull, JournalDamaged
 from headrace.pool.journal.files import Files
-from headrace.pool.journal.repair import verify
+from headrace.pool.journal.journal import Journal
+from headrace.pool.journal.repair import backup, verify
 
 ROOT = Path(__file__).parents[3]
 MB = 1_000_000
@@ -324,6 +327,102 @@ def test_writers_that_meet_a_full_journal_together_all_get_in(tmp_path: Path) ->
         receipts = [done.result(120) for done in [threads.submit(submit, writer) for writer in range(4)]]
         assert [receipt.accepted for receipt in receipts] == [1] * 4
         assert pool._compactions == 1
+
+
+def test_a_full_journal_of_what_stays_is_not_rewritten_for_every_refusal(tmp_path: Path) -> None:
+    """Tombstones, here: they are most of a snapshot, and none of its steps."""
+    with DataPool(tmp_path, durability="os", files=Unsynced()) as pool:
+        for n in range(50):
+            pool.submit_step(one(f"{n}{'x' * 400}"))
+            pool.fetch_batch(1, timeout=0)
+        pool.compact()
+        assert pool._journal is not None
+        pool._journal.quota_bytes = 0
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                pool.submit_step(one("more"))
+        assert pool._compactions == 1
+
+
+def test_a_full_journal_that_cannot_be_compacted_is_tried_again_later_or_once_less_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    tries: list[float] = []
+
+    def fail(*_: object) -> None:
+        tries.append(clock.now)
+        raise JournalDamaged("a payload does not match its CRC32C")
+
+    with DataPool(tmp_path, durability="os", files=Unsynced(), quota_mb=0.5, clock=clock) as pool:
+
+        def refused() -> int:
+            with pytest.raises(DiskFull):
+                pool.submit_step(big("more"))
+            return len(tries)
+
+        fill(pool)
+        pool.fetch_batch(2, timeout=0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "write_snapshot", fail)
+            assert [refused(), refused()] == [1, 1]
+            clock.forward(1)
+            assert [refused(), refused()] == [2, 2]
+            pool.fetch_batch(1, timeout=0)
+            assert [refused(), refused()] == [3, 3]
+        clock.forward(60)
+        assert pool.submit_step(big("more")).accepted == 1
+        check_rules(pool._state)
+
+
+class SlowBackup:
+    """A backup that copies nothing until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, directory: Path, to: Path) -> None:
+        self.begun.set()
+        assert self.go_on.wait(SOON)
+        backup(directory, to)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowBackup]:
+    found = SlowBackup()
+    monkeypatch.setattr("headrace.pool.journaled.backup", found)
+    yield found
+    found.go_on.set()
+
+
+def test_a_full_journal_refuses_at_once_while_it_is_backed_up(tmp_path: Path, slow: SlowBackup) -> None:
+    pool = DataPool(tmp_path / "pool", durability="os", files=Unsynced(), quota_mb=0.5)
+    with ThreadPoolExecutor(2) as threads, pool:
+        taken, _ = fill(pool)
+        pool.fetch_batch(len(taken), timeout=0)
+        backing_up = threads.submit(pool.backup, tmp_path / "copy")
+        assert slow.begun.wait(SOON)
+        refused = threads.submit(pool.submit_step, big("more")).exception(SOON)
+        slow.go_on.set()
+        assert isinstance(refused, DiskFull)
+        backing_up.result(SOON)
+        assert pool.submit_step(big("more")).accepted == 1
+
+
+async def test_awaited_calls_are_refused_at_once_too(tmp_path: Path, slow: SlowBackup) -> None:
+    with DataPool(tmp_path / "pool", durability="os", files=Unsynced(), quota_mb=0.5) as pool:
+        taken, _ = fill(pool)
+        pool.fetch_batch(len(taken), timeout=0)
+        backing_up = asyncio.create_task(pool.aio.backup(tmp_path / "copy"))
+        assert await asyncio.to_thread(slow.begun.wait, SOON)
+        try:
+            async with asyncio.timeout(SOON):
+                with pytest.raises(DiskFull):
+                    await pool.aio.submit_step(big("more"))
+        finally:
+            slow.go_on.set()
+        await backing_up
+        assert (await pool.aio.submit_step(big("more"))).accepted == 1
 
 
 def test_a_pool_opens_on_a_full_disk(tmp_path: Path) -> None:

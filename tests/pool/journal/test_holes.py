@@ -73,6 +73,26 @@ class Story:
         self.now += self._random.choice([1.0, 25.0])
 
 
+def test_a_step_that_lost_its_image_is_quarantined_whatever_was_said_of_it_later(tmp_path: Path) -> None:
+    given = {"prompt_ids": [1], "response_ids": [2], "step_index": 0, "is_last": True, "multi_modal_data": IMAGE}
+    with DataPool(tmp_path / "pool", durability="os") as pool:
+        for uid in ("first", "second"):
+            pool.submit_steps([Step(**given, trajectory_uid=uid, prompt_uid=uid)])
+        pool.curate("second", 0, tags=["seen"])
+        pool.reward("second", 1.0, info={"why": "right"})
+    (path,) = (tmp_path / "pool").glob("0*")
+    lost = []
+    for start in [start for start, _ in frames(path)]:
+        holed = tmp_path / f"holed-{start}"
+        shutil.copytree(tmp_path / "pool", holed)
+        flip(holed / path.name, start + 30)
+        repair(holed)
+        with DataPool(holed) as pool:
+            check_rules(pool._state)
+            lost.append(pool._state.channels["train"].ledger.quarantined)
+    assert sorted(lost)[-2:] == [0, 1]
+
+
 @pytest.mark.parametrize("stories", [12, pytest.param(300, marks=pytest.mark.long)])
 def test_whichever_record_is_lost_what_a_repair_leaves_keeps_the_rules(tmp_path: Path, stories: int) -> None:
     for seed in range(stories):

@@ -13,16 +13,18 @@ import pytest
 from tests.pool.journal.kit import Unsynced, check_rules, dump, one, same, uids
 from tests.pool.journal.power import Disk, PowerFailure
 from tests.pool.kit import SOON
+from tests.pool.scored.kit import started
 
 from headrace import DataPool, Step
 from headrace.data.block import Record
 from headrace.data.errors import InvalidInput
+from headrace.data.scored import decode
 from headrace.pool.batch import Batch
 from headrace.pool.config import Limits
 from headrace.pool.errors import Conflict, JournalDamaged, JournalError
 from headrace.pool.export import export, read_steps
 from headrace.pool.journal import payloads
-from headrace.pool.journal.payloads import ArraysInFile, PayloadFiles
+from headrace.pool.journal.payloads import ArraysInFile, PayloadFile, PayloadFiles
 from headrace.pool.journal.repair import repair
 from headrace.pool.readonly import JournalView
 
@@ -152,6 +154,55 @@ def test_they_are_read_while_a_backup_keeps_many_deletions_waiting(tmp_path: Pat
 
     with opened(tmp_path / "pool", defaults={"n_rollouts": 1}) as pool:
         assert told(asyncio.run(story(pool))) == told(turns("kept"))
+
+
+def noted_readings(pool: DataPool, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each reading of a payload from now on, whether everybody else had to wait for it."""
+    found: list[bool] = []
+    read = PayloadFile.read
+
+    def noting(self: PayloadFile, at: int, size: int) -> bytes:
+        found.append(pool._lock.locked())
+        return read(self, at, size)
+
+    monkeypatch.setattr(PayloadFile, "read", noting)
+    return found
+
+
+def test_nobody_waits_while_a_submit_reads_what_it_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "pool") as pool:
+        first, second, third = turns("t")
+        pool.submit_step(first)
+        held = noted_readings(pool, monkeypatch)
+        pool.submit_step(second)  # its prompt is looked for among what is there
+        assert pool.submit_steps([first, second]).duplicates == 2
+        assert held
+        assert not any(held)
+        held.clear()
+        kept = len(second.prompt_ids) + len(second.response_ids)
+        rest: dict[str, Any] = {"prompt_ids": third.prompt_ids[kept:], "builds_on": (1, kept)}
+        pool.submit_step(one("t", index=2, size=4, multi_modal_data=third.multi_modal_data, **rest))
+        assert held == [], "who says what a step builds on has nothing read"
+        assert told(pool.trajectory("t").steps) == told(turns("t"))
+
+
+def test_nobody_waits_while_a_batch_of_what_agents_recorded_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "pool") as pool:
+        started(pool, batch_size=3)
+        pool.desk_serve("train")
+        for uid in "abcd":
+            pool.submit_steps(turns(uid))
+        held = noted_readings(pool, monkeypatch)
+        batch = pool.desk_batch()
+        assert batch is not None
+        whole = [[*steps[-1].prompt_ids, *steps[-1].response_ids] for steps in map(turns, "abc")]
+        assert [decode(found)["tokens"] for found in batch.pieces] == [[tokens] for tokens in whole]
+        assert held
+        assert not any(held)
 
 
 def test_a_retry_is_compared_with_what_lies_in_the_journal(tmp_path: Path) -> None:

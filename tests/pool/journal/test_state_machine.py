@@ -483,6 +483,7 @@ class Machine(RuleBasedStateMachine):
             owed.consumed |= keys
         elif what == "nack":
             self.pool.nack(id, name)
+            self.pool.nack(id, name)
         else:
             owed.leases[id] = (self.pool.extend(id, 30.0, name), keys)
 

@@ -12,16 +12,27 @@ from typing import Any
 
 import pytest
 from tests.pool.journal.kit import Unsynced, check_rules, dump, flip, frames, one, same, segment, uids
+from tests.pool.kit import Clock
 
 from headrace import DataPool, Step
-from headrace.pool.errors import DiskFull, JournalDamaged, JournalError
+from headrace.data.errors import InvalidInput
+from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, LeaseLost
+from headrace.pool.facts import Appended
 from headrace.pool.journal.files import Files, snapshot_path
 from headrace.pool.journal.journal import Journal
 from headrace.pool.journal.repair import backup, repair, verify
+from headrace.pool.journaled import LONGEST_RETRY_S, CompactionRetries
+from headrace.pool.operations import submit
 
 
 def opened(folder: Path, **options: Any) -> DataPool:
     return DataPool(folder, durability="os", files=Unsynced(), **options)
+
+
+def settle(pool: DataPool) -> None:
+    """Returns once the compaction is over that the last call may have started."""
+    with pool._compacting:
+        pass
 
 
 class Asked:
@@ -88,6 +99,71 @@ def test_a_journal_that_is_mostly_dead_is_compacted_in_the_background(
     with opened(tmp_path) as pool:
         check_rules(pool._state)
         assert pool.stats()["ledger"]["consumed"] == i + 1
+
+
+@pytest.mark.parametrize("what", ["tombstones", "metadata", "reasons"])
+def test_what_a_snapshot_holds_beside_steps_does_not_have_it_written_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with opened(tmp_path) as pool:
+        for n in range(50):
+            uid = f"{n}{'x' * 400}"
+            if what == "metadata":
+                pool.open(uid, metadata={"row": uid})
+                continue
+            pool.submit_step(one(uid, last=what == "tombstones"))
+            if what == "tombstones":
+                pool.fetch_batch(1, timeout=0)
+            else:
+                pool.fail(uid, "r" * 2000)
+        monkeypatch.setattr("headrace.pool.journaled.COMPACT_FROM_BYTES", 1000)
+        pool._check_at = 0
+        for _ in range(5):
+            pool.stats()
+            settle(pool)
+        assert pool._compactions <= 1
+
+
+def test_a_compaction_that_fails_is_tried_again_after_longer_and_longer_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(0.0)
+    tries: list[float] = []
+
+    def fail(*_: object) -> None:
+        tries.append(clock.now)
+        raise JournalDamaged("a payload does not match its CRC32C")
+
+    with opened(tmp_path, clock=clock) as pool:
+        pool.submit_steps([one(f"s{i}") for i in range(20)])
+        pool.fetch_batch(20, timeout=0)
+        monkeypatch.setattr("headrace.pool.journaled.COMPACT_FROM_BYTES", 0)
+        pool._check_at = 0
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "write_snapshot", fail)
+            for _ in range(40):
+                pool.stats()
+                settle(pool)
+                clock.forward(1)
+        assert tries == [0, 1, 3, 7, 15, 31]
+        clock.forward(60)
+        pool.stats()
+        settle(pool)
+        assert pool._compactions == 1
+
+
+def test_it_is_tried_once_an_hour_at_least_and_soon_again_after_one_that_was_done() -> None:
+    retries = CompactionRetries()
+    assert retries.due(0.0)
+    for _ in range(30):
+        retries.failed(100.0, live=1000)
+    assert not retries.due(99.0 + LONGEST_RETRY_S)
+    assert retries.due(100.0 + LONGEST_RETRY_S)
+    retries.succeeded()
+    assert retries.due(100.0)
+    retries.failed(100.0, live=1000)
+    assert not retries.due(100.0)
+    assert retries.due(101.0)
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["no thread", "no memory to wait for the thread"])
@@ -252,6 +328,46 @@ def test_a_lease_named_like_a_request_survives_a_snapshot(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("compacted", [False, True])
+def test_a_nack_whose_answer_was_lost_may_be_sent_again_after_a_restart(tmp_path: Path, compacted: bool) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as pool:
+        pool.submit_steps([one("a"), one("b")])
+        given_back, ran_out = (pool.fetch_batch(1, lease_s=10, timeout=0) for _ in range(2))
+        given_back.nack()
+        clock.forward(11)
+        pool.stats()
+        if compacted:
+            pool.compact()
+        before = dump(pool._state)
+    with opened(tmp_path, clock=clock) as pool:
+        assert same(before, dump(pool._state))
+        pool.nack(given_back.lease_id)
+        with pytest.raises(LeaseLost):
+            pool.nack(ran_out.lease_id)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_what_follows_a_group_that_ends_in_the_middle_of_a_submit_stands_where_it_stood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    """As an older release put it, too, whose later facts speak of that group: with another prompt's."""
+
+    def as_before(channel: Any, now: float, heads: Any) -> Appended:
+        return Appended(channel.name, now, submit._group_numbers(channel, heads))
+
+    if older:
+        monkeypatch.setattr(submit, "_appended", as_before)
+    with opened(tmp_path) as pool:
+        pool.open("a/0", "a")
+        pool.submit_steps([one("a/0", "a", quarantined="odd"), one("a/1", "a"), one("b/0", "b")])
+        before = dump(pool._state)
+        assert len(pool.list_groups()["items"]) == (1 if older else 2)
+    with opened(tmp_path) as pool:
+        assert same(before, dump(pool._state))
+        check_rules(pool._state)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
 def test_a_group_that_no_longer_takes_trajectories_does_not_after_a_snapshot_either(
     tmp_path: Path, compacted: bool
 ) -> None:
@@ -314,6 +430,19 @@ def test_defaults_given_anew_reach_channels_that_have_no_options_of_their_own(tm
         assert pool.stats("train")["groups"]["ready"] == 1
     with opened(tmp_path) as pool:
         assert (n_rollouts(pool), n_rollouts(pool, "eval")) == (1, 3)
+
+
+@pytest.mark.parametrize("option", ["max_queue_size", "group_timeout_s", "tombstones"])
+def test_an_option_that_no_journal_could_hold_is_refused_and_the_pool_goes_on(tmp_path: Path, option: str) -> None:
+    with opened(tmp_path) as pool:
+        with pytest.raises(
+            InvalidInput, match=f"{option} must be at most 18446744073709551615, not 18446744073709551616"
+        ):
+            pool.configure(**{option: 2**64})
+        pool.configure(**{option: 2**64 - 1})
+        pool.submit_step(one("a"))
+    with opened(tmp_path) as pool:
+        assert float(pool.stats("train")["config"][option]) == 2.0**64
 
 
 def test_a_clock_that_goes_back_does_not_make_time_go_back(tmp_path: Path) -> None:

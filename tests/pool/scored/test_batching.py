@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +94,18 @@ def test_a_size_that_no_batch_can_hold_once_a_batch_is_queued() -> None:
     batching.add(2, 0, 3)
     assert set(batching.dead_letters(8)) == {0, 1, 2}
     assert batching.dead_letters(8)[0] == DeadLetter("unmatched", "no groups make up its 3 sequences to batch_size 8")
+
+
+def test_a_batch_as_large_as_a_number_can_be_is_taken_to_hold_any_size() -> None:
+    """Which sums come to it is not worked out: that would take a bit for each number up to it."""
+    batching, most = queued([(0, 4), (0, 6)]), 2**31 - 1
+    tracemalloc.start()
+    try:
+        assert batching.may_fit(4, most)
+        assert batching.dead_letters(most, condemned={4, 6}) == {}
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_size_that_a_connected_environment_can_complete_is_waited_for() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.pool.scored.kit import environment, joined, post, scored_stats, started, trainer
 
 from headrace import DataPool
 from headrace.pool.calls import BlockingPool
+from headrace.pool.scored.types import MAX_SEQUENCES
 
 
 def test_who_fetches_lets_environments_in(pool: BlockingPool) -> None:
@@ -19,6 +21,26 @@ def test_who_fetches_lets_environments_in(pool: BlockingPool) -> None:
     assert (found.starting_step, found.num_steps, found.misfit) == (0, -1, "")
     info = pool.desk_info()
     assert (info.started, info.by_fetch, info.batch_size) == (True, True, 4)  # two groups of the two that it sends
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "n_rollouts", "held"),
+    [
+        (10**9, 8, (MAX_SEQUENCES, 10**9)),
+        (2**31, None, (MAX_SEQUENCES, MAX_SEQUENCES)),
+        (2**53, 2**53, (MAX_SEQUENCES, MAX_SEQUENCES)),
+    ],
+)
+def test_whoever_fetches_more_than_there_will_be_is_read_back_as_a_trainer(
+    tmp_path: Path, batch_size: int, n_rollouts: int | None, held: tuple[int, int]
+) -> None:
+    with DataPool(tmp_path, durability="os") as pool:
+        pool.desk_serve("train")
+        assert pool.fetch_batch(batch_size, n_rollouts=n_rollouts, timeout=0) is None
+    with DataPool(tmp_path, durability="os") as pool:
+        found = pool.desk_info().registration
+        assert found is not None
+        assert (found.batch_size, found.batch_groups) == held
 
 
 def test_another_channel_is_nobodys_training(pool: BlockingPool) -> None:

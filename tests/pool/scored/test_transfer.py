@@ -9,21 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from tests.pool.conftest import MakePool
 from tests.pool.journal.kit import check_rules, dump, same
 from tests.pool.kit import SOON, Threads, drain, fetched, group, ledger, prompts, until_blocked
-from tests.pool.scored.kit import drained, names, post, scored_stats, started
+from tests.pool.scored.kit import drained, joined, names, post, scored_stats, started
 
 from headrace import DataPool
 from headrace.data.scored import decode, read_group
 from headrace.pool.calls import BlockingPool
+from headrace.pool.config import Limits
 from headrace.pool.scored.types import Posting
 
 
-def scored(tokens: list[list[int]], masks: list[list[int]], **fields: Any) -> Posting:
+def scored(tokens: list[list[int]], masks: list[list[int]], env: int | None = None, **fields: Any) -> Posting:
     body = {"tokens": tokens, "masks": masks, "scores": [0.5] * len(tokens), **fields}
-    return Posting(read_group(msgspec.json.encode(body)).piece, len(tokens))
+    return Posting(read_group(msgspec.json.encode(body)).piece, len(tokens), env)
 
 
 def test_what_environments_posted_is_fetched_as_steps(pool: BlockingPool) -> None:
@@ -149,6 +151,77 @@ def test_a_group_that_is_no_steps_stays_for_the_trainer_at_the_desk(pool: Blocki
     assert decode(batch.pieces[0])["tokens"] == [[1], [2], [3], [4]]
 
 
+def test_who_waits_for_groups_that_cannot_be_fetched_is_told_why(
+    pool: BlockingPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    started(pool)
+    env = joined(pool)
+    pool.desk_serve("train")
+    assert (scored_stats(pool)["unmovable"], pool.desk_status().unmovable) == (0, "")
+    for _ in range(2):
+        pool.desk_post([scored([[1], [2]], [[1], [2]], env=env)])
+    post(pool, 7)
+    for _ in range(2):
+        assert pool.fetch_batch(3, timeout=0) is None
+    why = "tokens[0] has 1 entries; a step has at least a prompt and a response"
+    found = scored_stats(pool)
+    assert (found["queued"], found["unmovable"], found["why_unmovable"]) == (3, 2, why)
+    assert (pool.desk_status().unmovable, pool.desk_env_status(env).unmovable) == (why, why)
+    assert pool.desk_env_status(joined(pool)).unmovable == "", "of another environment none waits"
+    if isinstance(pool, DataPool):
+        [logged] = [record.getMessage() for record in caplog.records if "cannot be fetched" in record.getMessage()]
+        assert logged.endswith(why)
+    assert pool.desk_batch() is not None
+    assert (scored_stats(pool)["unmovable"], pool.desk_env_status(env).unmovable) == (0, "")
+
+
+def teacher(tokens: int) -> dict[str, Any]:
+    """What a teacher thinks of 20 candidates for each token: more than metadata may hold."""
+    return {
+        "distill_token_ids": [[[100_000 + 20 * at + n for n in range(20)] for at in range(tokens)]],
+        "distill_logprobs": [[[-(n + 1) / 3 for n in range(20)] for _ in range(tokens)]],
+    }
+
+
+def test_what_environments_say_of_each_of_thousands_of_tokens_is_fetched(pool: BlockingPool) -> None:
+    said, images = teacher(4000), ["a picture" * 100_000]
+    tokens = [list(range(4000))]
+    pool.desk_serve("train")
+    pool.desk_post([scored(tokens, [[-100, *tokens[0][1:]]], **said, images=images)])
+    batch = pool.fetch_batch(1, timeout=0)
+    assert batch is not None
+    [sequence], [step] = batch.sequences(), batch.steps
+    assert sequence.guidance is not None
+    assert sequence.guidance.teacher_ids is not None
+    assert sequence.guidance.teacher_log_probs is not None
+    assert sequence.guidance.misfit == ""
+    np.testing.assert_array_equal(sequence.guidance.teacher_ids, said["distill_token_ids"][0])
+    np.testing.assert_array_equal(
+        sequence.guidance.teacher_log_probs, np.array(said["distill_logprobs"][0], np.float32)
+    )
+    assert step.metadata["distill_logprobs"] == said["distill_logprobs"][0], "digit for digit"
+    assert step.metadata["images"] == images
+
+
+@pytest.mark.parametrize("memory_mb", [0, 64])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_environments_say_of_tokens_outlives_a_restart(tmp_path: Path, memory_mb: float, compacted: bool) -> None:
+    said = teacher(1000)
+    limits = Limits(memory_mb=memory_mb)
+    with DataPool(tmp_path, durability="os", limits=limits) as pool:
+        pool.desk_serve("train")
+        pool.desk_post([scored([list(range(1000))], [list(range(1000))], **said)])
+        assert pool.fetch_batch(1, timeout=0, lease_s=1e6) is not None
+        if compacted:
+            pool.compact()
+    with DataPool(tmp_path, durability="os", limits=limits) as pool:
+        [lease] = pool._state.look("train").leases
+        pool.nack(lease)
+        [step] = fetched(pool).steps
+        assert step.metadata["distill_token_ids"] == said["distill_token_ids"][0]
+        check_rules(pool._state)
+
+
 def test_serving_ends_when_it_is_told_to(pool: BlockingPool) -> None:
     pool.desk_serve("train")
     pool.desk_serve(None)
@@ -230,3 +303,60 @@ def test_whatever_moved_when_the_pool_was_killed_is_in_exactly_one_place(tmp_pat
         left = len(drain(pool))
         assert gone + left == 40
         assert scored_stats(pool)["queued"] == 0
+
+
+@pytest.mark.parametrize("where", ["queued", "out", "served"])
+def test_what_a_channel_gave_to_the_desk_goes_with_the_trajectory_that_is_forgotten(
+    pool: BlockingPool, where: str
+) -> None:
+    started(pool, batch_size=1)
+    pool.desk_serve("train")
+    pool.submit_steps(group("p"))
+    batch = pool.desk_batch("one")
+    assert batch is not None
+    if where != "out":
+        (pool.desk_nack if where == "queued" else pool.desk_ack)(batch.lease)
+    assert pool.desk_latest() is not None
+    assert pool.forget("p/0") is True
+    again = pool.desk_batch("one")
+    assert (again is None) == (where != "out")
+    assert again is None or again.pieces == []
+    assert pool.desk_latest() is None
+    found = scored_stats(pool)
+    assert (found["queued"], found["memory_bytes"]) == (0, 0)
+    assert found["dead_letters"] == ({} if where == "served" else {"forgotten": 1})
+
+
+def test_a_trajectory_of_another_channel_takes_nothing_from_the_desk(pool: BlockingPool) -> None:
+    started(pool, batch_size=1)
+    pool.desk_serve("train")
+    pool.submit_steps(group("p"))
+    pool.submit_steps(group("p"), channel="val")
+    batch = pool.desk_batch()
+    assert batch is not None
+    pool.desk_nack(batch.lease)
+    assert pool.forget("p/0", channel="val") is True
+    again = pool.desk_batch()
+    assert again is not None
+    assert again.pieces == batch.pieces
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_was_made_of_a_forgotten_trajectory_is_in_no_file(tmp_path: Path, compacted: bool) -> None:
+    with DataPool(tmp_path, durability="os") as pool:
+        started(pool, batch_size=2)
+        pool.desk_serve("train")
+        pool.submit_steps([*group("a"), *group("b")])
+        batch = pool.desk_batch()
+        assert batch is not None
+        pool.desk_nack(batch.lease)
+        if compacted:
+            pool.compact()
+    with DataPool(tmp_path, durability="os") as pool:
+        assert pool.forget("b/0") is True
+        kept = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+        assert [piece.data in kept for piece in batch.pieces] == [True, False]
+        check_rules(pool._state)
+        before = dump(pool._state)
+    with DataPool(tmp_path, durability="os") as pool:
+        assert same(before, dump(pool._state))

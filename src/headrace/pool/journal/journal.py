@@ -19,7 +19,7 @@ from headrace.data.errors import HeadraceError
 from headrace.data.frame import Buffer, Frame, FrameKind
 from headrace.data.frame import encode as encode_frame
 from headrace.pool.config import Durability
-from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, JournalLocked
+from headrace.pool.errors import NO_ROOM, DiskFull, JournalDamaged, JournalError, JournalLocked
 from headrace.pool.facts import Fact
 from headrace.pool.journal import records
 from headrace.pool.journal.files import (
@@ -36,9 +36,6 @@ from headrace.pool.journal.payloads import BodyPlace, PayloadFile, PayloadFiles
 from headrace.pool.journal.records import Captured, MovableBody, SnapshotWriter
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.scan import OnCommit, Scan, scan
-
-#: Errors of a disk, a quota or a file that is full.
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Journal:
@@ -74,6 +71,7 @@ class Journal:
         self._payload_number = -1  # its number, where it is the last segment
         self._last_body_at = 0
         self._broken: str | None = None
+        self.snapshot_bytes = 0  # of the snapshot that was written last, since the journal was opened
         self._written = 0  # the last serial handed to the kernel
         self._synced = 0  # the last serial known to be on the disk
         self._mark: WatermarkFile | None = None
@@ -444,7 +442,8 @@ class Journal:
         with self._sync_lock:
             layout = read_layout(self.directory)
             older = [segment for segment in layout.segments if number_of(segment) < self.number]
-            self._before = sum(each.stat().st_size for each in (path, *older))
+            self.snapshot_bytes = path.stat().st_size
+            self._before = self.snapshot_bytes + sum(segment.stat().st_size for segment in older)
             self.reserve.take()
 
     def _leave(self, path: Path) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_count
 from headrace.pool import facts as f
 from headrace.pool import policies
 from headrace.pool.batch import Batch
 from headrace.pool.channel import Channel
-from headrace.pool.config import DEFAULT_CHANNEL, Order, Unit, choice
+from headrace.pool.config import DEFAULT_CHANNEL, Order, Unit, choice, lease_seconds
 from headrace.pool.errors import LeaseLost
-from headrace.pool.groups import Lease
+from headrace.pool.groups import NACK, Lease
 from headrace.pool.operation import Change, MustWait, Plan
 from headrace.pool.operations.transfer import into_channel
 from headrace.pool.scored.facts import BatchFetched, TrainerRegistered, TrainerStarted
 from headrace.pool.scored.groups import ScoredGroups
-from headrace.pool.scored.types import Registration
+from headrace.pool.scored.types import MAX_SEQUENCES, Registration
 from headrace.pool.state import State
 from headrace.pool.views import HandOut, check_loaded, check_steps_loaded, group_view, step_views
 
@@ -52,7 +51,7 @@ class FetchBatch(Change[Batch | None], frozen=True):
     def plan(self, state: State, now: float) -> Plan:
         """A batch, `MustWait` where too little is there, or a reply of None where a closed channel has nothing left."""
         self._check_options()
-        lease_s = self.lease_s if self.lease_s is None else _seconds(self.lease_s)
+        lease_s = self.lease_s if self.lease_s is None else lease_seconds(self.lease_s)
         channel = state.look(self.channel)
         if self.request_id and self.request_id in channel.replies:
             reply = channel.replies[self.request_id]
@@ -90,7 +89,8 @@ class FetchBatch(Change[Batch | None], frozen=True):
         if scored.registration is None:
             sequences = self.batch_size * (self.n_rollouts or 1) if self.unit == "group" else self.batch_size
             groups = self.batch_size if self.unit == "group" else 1
-            about = Registration("", "", sequences, -1, "", -1, 0, -1, batch_groups=groups)
+            most = MAX_SEQUENCES  # a fetch may ask for more than it will ever get; what is written down says no more
+            about = Registration("", "", min(sequences, most), -1, "", -1, 0, -1, batch_groups=min(groups, most))
             return [TrainerRegistered("", now, "", about, 0, by_fetch=True), TrainerStarted("", now)]
         return [] if scored.started else [TrainerStarted("", now)]
 
@@ -151,7 +151,8 @@ def _handed_out(channel: Channel, lease: Lease) -> HandOut:
 
 
 class AckLease(Change[None], frozen=True):
-    """Ends a lease: its groups were used, and are consumed for good. `LeaseLost` where it ended before."""
+    """Ends a lease: its groups were used, and are consumed for good; again, it changes nothing. `LeaseLost` where it
+    ended otherwise before."""
 
     name = "ack"
 
@@ -166,7 +167,8 @@ class AckLease(Change[None], frozen=True):
 
 
 class NackLease(Change[None], frozen=True):
-    """Ends a lease: its groups go back to their old place at once. `LeaseLost` where it ended before."""
+    """Ends a lease: its groups go back to their old place at once; again, it changes nothing. `LeaseLost` where it
+    ended otherwise before."""
 
     name = "nack"
 
@@ -174,8 +176,10 @@ class NackLease(Change[None], frozen=True):
     channel: str = DEFAULT_CHANNEL
 
     def plan(self, state: State, now: float) -> Plan:
+        if self.lease_id in state.look(self.channel).nacked:
+            return Plan()
         _check_lease(state, self.channel, self.lease_id)
-        return Plan([f.Returned(self.channel, now, self.lease_id, "nack")])
+        return Plan([f.Returned(self.channel, now, self.lease_id, NACK)])
 
 
 class ExtendLease(Change[float], frozen=True):
@@ -188,7 +192,7 @@ class ExtendLease(Change[float], frozen=True):
     channel: str = DEFAULT_CHANNEL
 
     def plan(self, state: State, now: float) -> Plan:
-        deadline = now + _seconds(self.lease_s)
+        deadline = now + lease_seconds(self.lease_s)
         _check_lease(state, self.channel, self.lease_id)
         return Plan([f.Extended(self.channel, now, self.lease_id, deadline)], reply=deadline)
 
@@ -199,9 +203,3 @@ def _check_lease(state: State, channel: str, lease_id: str) -> None:
             f"no lease {lease_id!r} in channel {channel!r}: it expired or was ended; "
             "its groups may be with another consumer"
         )
-
-
-def _seconds(lease_s: Any) -> float:
-    if isinstance(lease_s, bool) or not isinstance(lease_s, int | float) or not 0 < lease_s < 1e9:
-        raise InvalidInput(f"lease_s must be a number of seconds above 0, not {shown(lease_s)}")
-    return float(lease_s)

@@ -153,9 +153,10 @@ class _Forget(Change[bool], frozen=True):
 
 
 class ForgetTrajectory(_Forget, frozen=True, kw_only=True):
-    """Removes a trajectory's content for good: from memory, and from the journal's files, which are rewritten for it.
-    Without `erase` they are not: its bytes go when they are rewritten next, for whatever reason. False where the
-    trajectory is unknown; one that was forgotten is known as that, and can be forgotten again."""
+    """Removes a trajectory's content for good: from memory, and from the journal's files, which are rewritten for it. A
+    scored group that was made of it goes whole. Without `erase` the files are not rewritten: its bytes go when they are
+    next, for whatever reason. False where the trajectory is unknown; one that was forgotten is known as that, and can
+    be forgotten again."""
 
     name = "forget"
     any_channel = True
@@ -168,7 +169,11 @@ class ForgetTrajectory(_Forget, frozen=True, kw_only=True):
 
     def plan(self, state: State, now: float) -> Plan:
         names = [self.channel] if self.channel is not None else list(state.channels)
-        found = [name for name in names if _holds(state.look(name), self.trajectory_uid)]
+        found = [
+            name
+            for name in names
+            if _holds(state.look(name), self.trajectory_uid) or state.scored.holds(name, self.trajectory_uid)
+        ]
         known = bool(found) or any(self.trajectory_uid in state.look(name).tombstones for name in names)
         return Plan([f.Forgotten(name, now, self.trajectory_uid) for name in found], reply=known)
 

@@ -26,7 +26,8 @@ Row = dict[str, Any]
 #: is a text such as `12-0-3`; groups that come or go between two pages do not move the others.
 Position = tuple[int, ...]
 
-#: Rows that one page may have: more would be an answer of megabytes, and a lock held for as long.
+#: Rows that one page may have, and that are looked at for it: more would be an answer of megabytes, and a lock held for
+#: as long.
 MAX_PAGE_ROWS = 10_000
 
 
@@ -113,7 +114,8 @@ class ListSteps(ListGroups, frozen=True):
 
 
 def list_groups(channel: str = DEFAULT_CHANNEL, **filters: Any) -> ListGroups:
-    """A page of groups: `{"items": [...], "next": cursor or None}`. Filters: state, prompt_uid, cursor, limit."""
+    """A page of groups: `{"items": [...], "next": cursor or None}`. Filters: state, prompt_uid, cursor, limit. Where a
+    filter fits few, a page may be shorter than `limit`, even empty: the listing has ended once `next` is None."""
     return ListGroups(channel, filters)
 
 
@@ -395,9 +397,10 @@ def _position(cursor: Any) -> Position:
 
 def _page(rows: Iterator[tuple[Position, Row]], f: _Filters, fits: Callable[[Row], bool]) -> Row:
     items: list[Row] = []
-    for at, row in rows:
-        if fits(row):
-            if len(items) == f.limit:
-                return {"items": items, "next": "-".join(map(str, at))}
+    for looked_at, (at, row) in enumerate(rows):
+        fitting = fits(row)
+        if looked_at == MAX_PAGE_ROWS or (fitting and len(items) == f.limit):
+            return {"items": items, "next": "-".join(map(str, at))}
+        if fitting:
             items.append(row)
     return {"items": items, "next": None}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import check_count, check_finite, check_uid
+from headrace.data.step import check_count, check_uid
+from headrace.pool.config import lease_seconds
 from headrace.pool.errors import LeaseLost, NotRegistered
 from headrace.pool.operation import Plan, ScoredChange, ScoredRead, result_as
 from headrace.pool.operations.transfer import from_channel
@@ -138,7 +138,8 @@ class ReadScoredStatus(ScoredRead[ScoredStatus], frozen=True):
 
     def read(self, state: State, now: float) -> ScoredStatus:
         scored = state.scored
-        return ScoredStatus(scored.step, len(scored.batching), dict(scored.misfits), scored.misfit)
+        unmovable = scored.why_unmovable(*scored.unmovable)
+        return ScoredStatus(scored.step, len(scored.batching), dict(scored.misfits), scored.misfit, unmovable)
 
     result = result_as(ScoredStatus)
 
@@ -165,7 +166,7 @@ class TakeScoredBatch(_TakeBatch, frozen=True, kw_only=True):
         scored, registration = state.scored, state.scored.registration
         if registration is None:
             raise NotRegistered("no trainer is registered; register first")
-        deadline = now + _lease_seconds(self.lease_s)
+        deadline = now + lease_seconds(self.lease_s)
         if self.request_id and self.request_id in scored.requests:
             return Plan(reply=_handed_out(scored, scored.requests[self.request_id]))
         size = scored.batch_size or registration.batch_size
@@ -186,13 +187,6 @@ class TakeScoredBatch(_TakeBatch, frozen=True, kw_only=True):
 def _handed_out(scored: ScoredGroups, lease: BatchLease) -> ScoredBatch:
     pieces = [scored.pieces.piece(number) for number in lease.groups]
     return ScoredBatch(lease.id, pieces, scored.step, not scored.repeated.isdisjoint(lease.groups))
-
-
-def _lease_seconds(lease_s: Any) -> float:
-    seconds = check_finite(lease_s, "lease_s")
-    if not 0 < seconds < 1e9:
-        raise InvalidInput(f"lease_s must be a number of seconds above 0, not {shown(lease_s)}")
-    return seconds
 
 
 class AckScoredBatch(ScoredChange[None], frozen=True):

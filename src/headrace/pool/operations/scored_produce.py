@@ -120,6 +120,7 @@ class ReadEnvironmentStatus(ScoredRead[ScoredEnvStatus], frozen=True):
             scored.misfit if unservable else "",
             ended=scored.training_ended,
             num_steps=held.num_steps if held is not None else -1,
+            unmovable=scored.why_unmovable(env),
         )
 
     result = result_as(ScoredEnvStatus)

@@ -6,14 +6,14 @@ taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from headrace.data.block import TOKEN_BYTES, Block, Record, StepHead, pack_extra
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.packing import pack
+from headrace.data.packing import large_value, pack
 from headrace.data.step import REWARD_INFO, REWARD_SOURCE, Step
 from headrace.data.tree import TokenTree
 from headrace.pool import facts as f
@@ -23,6 +23,7 @@ from headrace.pool.errors import Conflict, PoolClosed, PoolFull
 from headrace.pool.groups import DIGEST, OPEN, TrajectoryState, fingerprint, is_persons_reward
 from headrace.pool.operation import Change, MustWait, Plan, Receipt
 from headrace.pool.state import State
+from headrace.pool.views import check_arrays_loaded, with_bases
 
 
 class _Block(Change[Receipt], frozen=True):
@@ -72,7 +73,8 @@ def submit_step(
 
 def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable[[bytes], bool]) -> Plan:
     """Which steps of a block are taken, as a plan whose reply is a `Receipt`. `Conflict` or `InvalidInput` where one
-    cannot be taken, `PoolFull` or `MustWait` where there is no room: none is taken then."""
+    cannot be taken, `PoolFull` or `MustWait` where there is no room: none is taken then. `MustLoad` where what they are
+    compared with is to be read first."""
     if channel.closed:
         raise PoolClosed(f"channel {channel.name!r} was shut down; nothing was taken")
     if _all_new(channel, block):
@@ -166,8 +168,16 @@ def _taken(channel: Channel, block: Block, now: float, indices: list[int], known
     if block.blobs:
         fresh = {digest: blob for digest, blob in block.blobs.items() if not known_blob(digest)}
         block = Block(block.heads, block.ids, block.log_probs, fresh)
-    taken = f.Appended(channel.name, now, _group_numbers(channel, block.heads))
-    return Plan([taken], block, Receipt(len(indices), 0, 0, tuple(indices)))
+    return Plan([_appended(channel, now, block.heads)], block, Receipt(len(indices), 0, 0, tuple(indices)))
+
+
+def _appended(channel: Channel, now: float, heads: list[StepHead]) -> f.Appended:
+    """The fact that takes steps in."""
+    numbers = _group_numbers(channel, heads)
+    behind = max(numbers, default=-1) + 1
+    # Where one of the groups that are there ends, what follows it must not take a number that a later step was given.
+    mixed = min(numbers, default=behind) < channel.next_seq < behind
+    return f.Appended(channel.name, now, numbers, behind if mixed else -1)
 
 
 def _group_numbers(channel: Channel, heads: list[StepHead]) -> tuple[int, ...]:
@@ -206,6 +216,8 @@ class _Intake:
         self.duplicates = 0
 
     def plan(self, block: Block, known_blob: Callable[[bytes], bool]) -> Plan:
+        if self.channel.memory.in_journal:
+            check_arrays_loaded(self._compared(block))
         indices = []
         try:
             for at, record in enumerate(block.records()):
@@ -227,12 +239,31 @@ class _Intake:
             used = {digest for record in records for digest in record.head.blobs}
             fresh = {d: b for d, b in block.blobs.items() if d in used and not known_blob(d)}
             taken = Block.of(records, fresh)
-            facts.append(f.Appended(self.channel.name, self.now, _group_numbers(self.channel, taken.heads)))
+            facts.append(_appended(self.channel, self.now, taken.heads))
         facts += self.facts
         for uid, steps in self.late.items():
             facts.append(f.Refused(self.channel.name, self.now, uid, self.late_prompts[uid], steps))
         late = sum(self.late.values())
         return Plan(facts, taken, Receipt(len(records), self.duplicates, late, tuple(indices)))
+
+    def _compared(self, block: Block) -> Iterator[Record]:
+        """What is there and has the tokens that steps of a block are compared with: a step that comes again with its
+        like, the prompt of a new one with its trajectory. One that says what it builds on is not searched for."""
+        searched: set[str] = set()
+        for head in block.heads:
+            trajectory = self.channel.trajectories.get(head.trajectory_uid)
+            if trajectory is None:
+                continue
+            tree, index = trajectory.tree, head.step_index
+            if index < 0 and trajectory.calls and (call := head.peek().call_id) is not None:
+                index = trajectory.calls.get(call, -1)
+            if index in tree.records:
+                yield from with_bases(tree, index)
+                if head.base in tree.records:
+                    yield from with_bases(tree, head.base)
+            elif head.base < 0 and not trajectory.group.lease and head.trajectory_uid not in searched:
+                searched.add(head.trajectory_uid)
+                yield from tree.records.values()
 
     def _take(self, record: Record) -> int:
         channel, head = self.channel, record.head
@@ -330,7 +361,9 @@ class _Intake:
         if head.extra and head.extra != there.head.extra:
             old, new = there.head.unpack_extra(), head.unpack_extra()
             about = {name: old.metadata[name] for name in (REWARD_SOURCE, REWARD_INFO) if name in old.metadata}
-            merged = {**old.metadata, **new.metadata, **(about if kept else {})}
+            held = (None, *there.head.blobs)  # a value whose blob the step does not have would be lost
+            brought = {name: value for name, value in new.metadata.items() if large_value(value) in held}
+            merged = {**old.metadata, **brought, **(about if kept else {})}
             if merged != old.metadata:
                 old.metadata = merged
                 extra = pack_extra(old)

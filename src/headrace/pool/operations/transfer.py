@@ -6,6 +6,7 @@ one. It moves only where the move makes up what was asked for, and only if it ca
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from headrace.data.block import Block, StepHead
@@ -15,14 +16,18 @@ from headrace.data.packing import pack
 from headrace.data.scored import ScoredGroup, from_sequences, to_steps
 from headrace.pool import facts, policies
 from headrace.pool.channel import Channel
-from headrace.pool.groups import GroupState
+from headrace.pool.groups import GroupState, TrajectoryState
 from headrace.pool.operation import Plan
 from headrace.pool.operations.submit import plan_submit
 from headrace.pool.scored.facts import GroupsMoved, GroupsPosted, PostedGroup, blob_name
 from headrace.pool.scored.subset_sums import sums
 from headrace.pool.state import State
-from headrace.pool.views import trajectory_view
+from headrace.pool.views import check_loaded, trajectory_view
 
+log = logging.getLogger("headrace.pool")
+
+#: How the prompts' uids of groups begin that were moved into a channel.
+MOVED_PREFIX = "desk/"
 #: Batches' worth of scored sequences beyond which no more are brought from a channel: by then a batch is filled by age.
 ENOUGH_BATCHES = 2
 
@@ -37,8 +42,8 @@ def into_channel(state: State, channel: Channel, wanted: int, unit: str, now: fl
     queued = len(batching) if unit == "group" else sum(size * n for size, n in batching.sizes().items())
     if channel.closed or queued < wanted or len(channel.groups) + wanted > channel.config.max_queue_size:
         return None
-    if channel.grace_deadlines:
-        return None  # what was brought before is on its way
+    if _is_on_its_way(channel):
+        return None
     moved: list[int] = []
     blocks: list[Block] = []
     for number in batching.oldest_first():
@@ -53,20 +58,30 @@ def into_channel(state: State, channel: Channel, wanted: int, unit: str, now: fl
     return None
 
 
+def _is_on_its_way(channel: Channel) -> bool:
+    """Whether a group that was brought before waits for its grace to end, after which a fetch may have enough. Graces
+    of what agents completed do not count: some agent completes something all the time."""
+    ended = (channel.trajectories.get(uid) for _, uid in channel.grace_deadlines)
+    return any(one is not None and not one.counted and one.group.uid.startswith(MOVED_PREFIX) for one in ended)
+
+
 def _as_steps(state: State, channel: Channel, number: int) -> Block | None:
-    """A scored group as steps; None for one that only `desk_batch` can serve."""
-    scored, prompt = state.scored, f"desk/{number}"
-    if number in scored.unmovable:
+    """A scored group as steps; None for one that only `desk_batch` can serve, of which the first of its kind is
+    logged."""
+    scored, prompt = state.scored, f"{MOVED_PREFIX}{number}"
+    if scored.is_unmovable(number):
         return None
     try:
         block = pack(to_steps(scored.pieces.piece(number), prompt))
-    except InvalidInput:
-        block = None
-    taken = prompt in channel.open_groups
-    if block is None or taken or any(_known(channel, head.trajectory_uid) for head in block.heads):
-        scored.unmovable.add(number)
-        return None
-    return block
+    except InvalidInput as error:
+        why = str(error)
+    else:
+        if prompt not in channel.open_groups and not any(_known(channel, one.trajectory_uid) for one in block.heads):
+            return block
+        why = f"channel {channel.name!r} has had {prompt!r}, or a trajectory of it, from somebody else"
+    if scored.note_unmovable(number, why):
+        log.warning("a scored group cannot be fetched from channel %r, and waits for desk_batch: %s", channel.name, why)
+    return None
 
 
 def _known(channel: Channel, uid: str) -> bool:
@@ -107,10 +122,11 @@ def from_channel(state: State, channel: Channel, batch_size: int, now: float) ->
     """Moves the channel's oldest ready groups here, as many as make a batch possible; None where none do."""
     counts = state.scored.batching.sizes()
     sequences = sum(size * count for size, count in counts.items())
-    if not _may_suffice(channel, batch_size - sequences):
+    missing = batch_size - sequences
+    if not _may_suffice(channel, missing):
         return None
     moved: list[tuple[GroupState, ScoredGroup]] = []
-    for group, as_scored in _as_scored(channel, batch_size):
+    for group, as_scored in _as_scored(channel, batch_size, missing):
         if sequences >= ENOUGH_BATCHES * batch_size:
             return None
         moved.append((group, as_scored))
@@ -137,22 +153,52 @@ def _may_suffice(channel: Channel, missing: int) -> bool:
     return False
 
 
-def _as_scored(channel: Channel, batch_size: int) -> Iterator[tuple[GroupState, ScoredGroup]]:
-    """The ready groups that a batch can hold, as environments would post them, oldest first."""
+def _as_scored(channel: Channel, batch_size: int, missing: int) -> Iterator[tuple[GroupState, ScoredGroup]]:
+    """The ready groups that a batch can hold, as environments would post them, oldest first. `MustLoad` where their
+    payloads are not in memory: of as many trajectories as are missing at once, then of a batch's worth at a time."""
+    for some in _ready_in_portions(channel, missing, batch_size):
+        if channel.memory.in_journal:
+            check_loaded(member for _, members in some for member in members)
+        for group, members in some:
+            found = [sequence for member in members for sequence in trajectory_view(channel, member).sequences()]
+            if 0 < len(found) <= batch_size:
+                yield group, from_sequences(found)
+
+
+def _ready_in_portions(
+    channel: Channel, first: int, others: int
+) -> Iterator[list[tuple[GroupState, list[TrajectoryState]]]]:
+    """The ready groups, each with the trajectories that a hand-out takes of it, oldest first: at once those of `first`
+    trajectories, then of `others` at a time."""
+    some: list[tuple[GroupState, list[TrajectoryState]]] = []
+    wanted = first
     for seq in policies.ready_groups(channel, None):
         group = channel.groups[seq]
         left_out = set(policies.surplus(channel, group))
         members = [member for uid, member in group.trajectories.items() if uid not in left_out]
-        found = [sequence for member in members for sequence in trajectory_view(channel, member).sequences()]
-        if 0 < len(found) <= batch_size:
-            yield group, from_sequences(found)
+        some.append((group, members))
+        wanted -= len(members)
+        if wanted <= 0:
+            yield some
+            some, wanted = [], others
+    if some:
+        yield some
 
 
 def _plan_from_channel(state: State, channel: Channel, moved: list[tuple[GroupState, ScoredGroup]], now: float) -> Plan:
     numbered = list(enumerate((as_scored for _, as_scored in moved), state.scored.next_number))
     state.scored.pieces.stage([(number, one.piece) for number, one in numbered])
-    entries = tuple(PostedGroup(number, one.piece.size, one.piece.crc, one.sequences) for number, one in numbered)
-    surplus = tuple(uid for group, _ in moved for uid in policies.surplus(channel, group))
-    taken = facts.HandedOut(channel.name, now, tuple(group.seq for group, _ in moved), surplus)
+    left_out = [policies.surplus(channel, group) for group, _ in moved]
+    entries = tuple(
+        PostedGroup(
+            *(number, one.piece.size, one.piece.crc, one.sequences),
+            channel=channel.name,
+            trajectories=tuple(uid for uid in group.trajectories if uid not in surplus),
+        )
+        for (number, one), (group, _), surplus in zip(numbered, moved, left_out, strict=True)
+    )
+    taken = facts.HandedOut(
+        channel.name, now, tuple(group.seq for group, _ in moved), tuple(uid for uids in left_out for uid in uids)
+    )
     block = Block([], b"", b"", {blob_name(number): one.piece.data for number, one in numbered})
     return Plan([taken, GroupsPosted("", now, entries)], block, again=True)

@@ -133,7 +133,7 @@ def _moved(state: PoolState, _: None, fact: f.GroupsMoved, block: Block | None) 
 
 
 def _serving(state: PoolState, channel: Channel | None, fact: f.ChannelServed, block: Block | None) -> None:
-    state.scored.serving = fact.channel or None
+    state.scored.serve(fact.channel or None)
     if channel is not None:
         channel.changed = True  # who waits there may take what is posted here
     state.record("serving", fact.channel, fact.at)

@@ -15,7 +15,8 @@ as small as a group. A dead letter is a group that can never be served: larger t
 batch can hold. What may still come is judged by what is there: the sizes in line, those that are out and may come back,
 and the group sizes of connected environments. Sizes are condemned only once a batch's worth is in line, so that the
 first environment's groups outlast the second's late start; those that wait in a buffer, once it holds
-`BUFFERED_GROUP_SIZES` times the group size. A size that was condemned before gets no such time again.
+`BUFFERED_GROUP_SIZES` times the group size. A size that was condemned before gets no such time again. A batch of more
+than `MAX_ENDLESS_SUMS` sequences is taken to hold any size that is not larger.
 """
 
 from __future__ import annotations

@@ -86,11 +86,11 @@ class Environments:
         """The fraction of a batch that is no environment's minimum."""
         return 1.0 - min(1.0, self._total_share)
 
-    def minimum(self, env: int | None, batch_size: int) -> int:
+    def asked_minimum(self, env: int | None, batch_size: int) -> int:
         """Sequences of a batch that an environment's share comes to, as it asked for it."""
         return int(batch_size * self._shares.get(env, 0.0)) if env is not None else 0
 
-    def minimums(self, batch_size: int) -> dict[int, int]:
+    def granted_minimums(self, batch_size: int) -> dict[int, int]:
         """Sequences of a batch to be taken first, by environment; shares of more than a batch are scaled down."""
         scale = max(1.0, self._total_share)
         found = {env: int(batch_size * (share / scale)) for env, share in self._shares.items()}
@@ -133,7 +133,7 @@ def env_status(
     for other, sequences in queue.sequences.items():
         if other != env:
             packed = -(-sequences // pack) * pack
-            others += max(0, packed - environments.minimum(other, batch_size))
+            others += max(0, packed - environments.asked_minimum(other, batch_size))
     return EnvQueueStatus(
         queue_size=(own + others) // group_size,
         env_weight=environments.weight(env),

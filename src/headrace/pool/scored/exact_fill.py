@@ -41,7 +41,7 @@ def next_batch(
     sequences = sum(size * count for size, count in sizes.items())
     if sequences < batch_size:
         return None
-    supplies = _supplies(queue, environments.minimums(batch_size), batch_size)
+    supplies = _supplies(queue, environments.granted_minimums(batch_size), batch_size)
     if len(supplies) == 1 and not by_age and packs_fit(sizes, batch_size):
         chosen = fill_with_packs(queue, batch_size)
         if chosen is not None or sequences < STUCK_BATCHES * batch_size:

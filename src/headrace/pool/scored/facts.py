@@ -12,9 +12,13 @@ import msgspec
 from headrace.pool.facts import Fact
 from headrace.pool.scored.types import EnvRegistration, Registration
 
+#: A channel, and the trajectories of it that a group was made of.
+MadeOf = tuple[str, tuple[str, ...]]
+
 
 class PostedGroup(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """A group without its bytes, which are the record's blob `blob_name(number)`."""
+    """A group without its bytes, which are the record's blob `blob_name(number)`. `trajectories`: those of a channel
+    that it was made of, where it came from there."""
 
     number: int
     size: int  # bytes of its JSON
@@ -22,6 +26,8 @@ class PostedGroup(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     sequences: int = 0
     env: int | None = None
     key: str = ""
+    channel: str = ""
+    trajectories: tuple[str, ...] = ()
 
 
 class TrainerRegistered(Fact, tag="desk_register", frozen=True):
@@ -155,6 +161,8 @@ class ScoredImage(Fact, tag="desk", frozen=True):
     training_ended: bool = False
     by_fetch: bool = False
     fetched: tuple[str, ...] = ()
+    made_of: tuple[tuple[int, MadeOf], ...] = ()
+    latest_of: MadeOf | None = None
 
 
 class PiecesImage(Fact, tag="desk_pieces", frozen=True):

@@ -16,8 +16,9 @@ import msgspec
 from headrace.data.scored.piece import Piece
 from headrace.pool.groups import DAMAGED, reconcile
 from headrace.pool.scored.batching import Batching, DeadLetter
-from headrace.pool.scored.facts import PostedGroup
+from headrace.pool.scored.facts import MadeOf, PostedGroup
 from headrace.pool.scored.piece_store import PieceStore, StoredPiece
+from headrace.pool.scored.queue import Env
 from headrace.pool.scored.types import EnvRegistration, Posted, Registration
 
 #: Posts, by their keys, that are remembered so that one whose answer was lost can be sent again: some minutes' worth.
@@ -26,6 +27,10 @@ KEYS_REMEMBERED = 65_536
 REQUESTS_REMEMBERED = 1024
 #: Under a key, in place of the sequences in a buffer: the group went into the queue.
 RECEIVED = -1
+#: Reasons that are remembered as told, so that each is logged once; beyond so many all are forgotten.
+REASONS_REMEMBERED = 256
+#: Why a group is gone that held a trajectory which was to be forgotten.
+FORGOTTEN = "forgotten"
 
 
 class BatchLease(msgspec.Struct, gc=False):
@@ -56,6 +61,7 @@ class ScoredGroups:
         self.returned: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # the groups of those that were given back
         self.duplicates = 0  # since the pool was opened: a retry is not worth a line in the journal
         self.answers: list[Posted] = []  # to the post that was applied last
+        self._reasons_told: set[str] = set()  # why groups were found to fit no channel
         self._begin()
 
     def _begin(self) -> None:
@@ -77,7 +83,11 @@ class ScoredGroups:
         self.deadlines: list[tuple[float, str]] = []  # a heap; leases that ended stay in it until their time
         self.keys: OrderedDict[str, int] = OrderedDict()  # RECEIVED, or the sequences in the buffer, by `key_of`
         self.latest: StoredPiece | None = None  # the group that entered the queue last, also once it is gone
-        self.unmovable: set[int] = set()  # groups that were found to fit no channel
+        # Of groups that came from a channel, what they were made of: of those that are here, and of the latest one.
+        self.made_of: dict[int, MadeOf] = {}
+        self.latest_of: MadeOf | None = None
+        # Groups in line that were found to fit no channel, each with why; by environment, then by number.
+        self.unmovable: dict[Env, dict[int, str]] = {}
         self.repeated: set[int] = set()  # groups that were out before
         self.misfits: Counter[str] = Counter()  # groups that fitted no batch, by why
         self.unchecked = False  # something has happened since the last look for groups that can never be served
@@ -167,6 +177,7 @@ class ScoredGroups:
         self.names[registration.desired_name] += 1
         if request:
             _remember(self.joined, request, env, REQUESTS_REMEMBERED)
+        self.unmovable.pop(None, None)  # what was posted in its name is its own now
         self.batching.connect(
             env,
             group_size=registration.group_size,
@@ -208,11 +219,14 @@ class ScoredGroups:
     def take(self, entry: PostedGroup, piece: Piece, at: float) -> Posted:
         """Takes in a posted group; returns the answer to its poster."""
         self.pieces.put(entry.number, piece)
+        if entry.trajectories:
+            self.made_of[entry.number] = entry.channel, entry.trajectories
         added = self.batching.add(entry.number, entry.env, entry.sequences)
         self.next_number = max(self.next_number, entry.number + 1)
         self.counts["posted"] += 1
         if added.entered:
             self.latest = self.pieces.stored(added.entered[-1])
+            self.latest_of = self.made_of.get(added.entered[-1])
             if entry.env is not None and any(self.batching.size(one) not in self.condemned for one in added.entered):
                 self.unservable_sequences.pop(entry.env, None)
         if entry.key:
@@ -257,6 +271,39 @@ class ScoredGroups:
                 self.unservable_sequences[env] = self.unservable_sequences.get(env, 0) + size
         self.misfit = reason
 
+    def serve(self, channel: str | None) -> None:
+        """Serves from the channel, and it from here, from now on; None: from no channel."""
+        self.serving = channel
+        self.unmovable.clear()  # what did not fit the one before may fit this one
+
+    def is_unmovable(self, number: int) -> bool:
+        """Whether a group in line was found to fit no channel."""
+        return number in self.unmovable.get(self.batching.env(number), ())
+
+    def note_unmovable(self, number: int, why: str) -> bool:
+        """Notes that a group in line fits no channel, so that only `desk_batch` can serve it; whether the reason is
+        news. No fact: who looks again finds it again."""
+        self.unmovable.setdefault(self.batching.env(number), {})[number] = why
+        if why in self._reasons_told:
+            return False
+        if len(self._reasons_told) >= REASONS_REMEMBERED:
+            self._reasons_told.clear()
+        self._reasons_told.add(why)
+        return True
+
+    def why_unmovable(self, *envs: Env) -> str:
+        """Why a group in line, of one of these environments, fits no channel; empty where none was found not to."""
+        return next((next(reversed(self.unmovable[env].values())) for env in envs if env in self.unmovable), "")
+
+    def _forget_unmovable(self, numbers: Iterable[int]) -> None:
+        """These groups leave the line."""
+        for number in numbers if self.unmovable else ():
+            env = self.batching.env(number)
+            if self.is_unmovable(number):
+                del self.unmovable[env][number]
+                if not self.unmovable[env]:
+                    del self.unmovable[env]
+
     def move(self, numbers: Iterable[int]) -> None:
         """Counts groups as moved to the channel that is served."""
         self.counts["moved"] += self._forget(numbers)
@@ -264,17 +311,36 @@ class ScoredGroups:
     def _forget(self, numbers: Iterable[int]) -> int:
         self.unchecked = True
         known = [number for number in numbers if self.batching.knows(number)]
+        self._forget_unmovable(known)
         self.batching.forget(known)
-        self.unmovable.difference_update(known)
         self.repeated.difference_update(known)
         for number in known:
             self.pieces.drop(number)
+            self.made_of.pop(number, None)
         return len(known)
+
+    def holds(self, channel: str, trajectory: str) -> bool:
+        """Whether something here was made of a channel's trajectory."""
+        return any(_holds(made_of, channel, trajectory) for made_of in (*self.made_of.values(), self.latest_of))
+
+    def forget(self, channel: str, trajectory: str) -> list[int]:
+        """Lets go of what was made of a channel's trajectory, wherever it is: groups go whole, as dead letters. Answers
+        their numbers."""
+        numbers = [number for number, made_of in self.made_of.items() if _holds(made_of, channel, trajectory)]
+        for number in numbers:
+            if self.batching.is_out(number):
+                self.free(number)
+        if numbers:
+            self.dead[FORGOTTEN] += self._forget(numbers)
+        if _holds(self.latest_of, channel, trajectory):
+            self.latest = self.latest_of = None
+        return numbers
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def hand_out(self, lease: BatchLease) -> None:
         """Takes a batch's groups out of the queue and counts its step."""
+        self._forget_unmovable(lease.groups)
         self.batching.hand_out(lease.groups)
         for number in lease.groups:
             self.condemned.discard(self.batching.size(number))
@@ -394,7 +460,13 @@ class ScoredGroups:
             "memory_bytes": self.pieces.memory,
             "spilled_bytes": self.pieces.spilled,
             "serving": self.serving,
+            "unmovable": sum(map(len, self.unmovable.values())),
+            "why_unmovable": self.why_unmovable(*self.unmovable),
         }
+
+
+def _holds(made_of: MadeOf | None, channel: str, trajectory: str) -> bool:
+    return made_of is not None and made_of[0] == channel and trajectory in made_of[1]
 
 
 def key_of(env: int | None, key: str) -> str:

@@ -6,7 +6,6 @@ in it is referred to: a snapshot that is being written may still read what the p
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,12 +17,10 @@ import msgspec
 
 from headrace.data.frame import Buffer
 from headrace.data.scored.piece import Piece
-from headrace.pool.errors import DiskFull, JournalError
+from headrace.pool.errors import NO_ROOM, DiskFull, JournalError
 
 #: Bytes after which another scratch file is begun: at most so much stays on the disk for the sake of one group.
 SCRATCH_FILE_BYTES = 32_000_000
-#: What a full disk says, or a quota, or a file that may not grow.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 #: Writes all of the buffers at a file descriptor's place.
 Write = Callable[[int, Sequence[Buffer]], None]
@@ -83,7 +80,7 @@ class ScratchFiles:
             file.size += len(data)
             return file, at
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise JournalError(f"no scratch file in {folder} can be written: {error}") from error
             raise DiskFull(
                 f"no room in {folder} for {len(data)} bytes that do not fit into memory ({error.strerror}); nothing "

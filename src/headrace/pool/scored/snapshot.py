@@ -90,6 +90,8 @@ def _image(scored: ScoredGroups, cursor: int, now: float) -> ScoredImage:
         training_ended=scored.training_ended,
         by_fetch=scored.by_fetch,
         fetched=tuple(scored.fetched),
+        made_of=tuple(scored.made_of.items()),
+        latest_of=scored.latest_of,
     )
 
 
@@ -116,6 +118,7 @@ def restore(scored: ScoredGroups, image: ScoredImage) -> None:
         image.misfit,
     )
     scored.latest = Piece(*image.latest) if image.latest is not None else None
+    scored.made_of, scored.latest_of = dict(image.made_of), image.latest_of
     scored.serving = image.serving
     scored.next_number, scored.next_lease = image.next_number, image.next_lease
     for lease in image.leases:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: How many groups of each size.
 Counts = Mapping[int, int]
+#: The largest target for which the sums of endless groups are worked out: that takes a bit for each number up to it,
+#: and a trainer may say any batch size. A thousand times the sequences of a large batch.
+MAX_ENDLESS_SUMS = 1 << 20
 
 
 def sums(counts: Counts, target: int) -> int:
@@ -18,7 +21,10 @@ def sums(counts: Counts, target: int) -> int:
 
 
 def endless_sums(sizes: Iterable[int], target: int) -> int:
-    """Every sum up to `target` of groups of these sizes, however many it takes."""
+    """Every sum up to `target` of groups of these sizes, however many it takes. Where the target is larger than
+    `MAX_ENDLESS_SUMS`, -1: every sum is taken to be one."""
+    if target > MAX_ENDLESS_SUMS:
+        return -1
     return sums({size: target // size for size in sizes}, target)
 
 

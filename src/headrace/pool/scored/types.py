@@ -124,17 +124,20 @@ class ScoredInfo(msgspec.Struct, frozen=True):
 class ScoredStatus(msgspec.Struct, frozen=True):
     """How many batches were handed out, and how many groups wait. `dead_letters`: groups since the last reset that
     fitted no batch, by why; `misfit`: why the last of them did not, until a trainer or an environment registers and
-    sizes may fit."""
+    sizes may fit. `unmovable`: why a group that waits cannot be fetched from the channel that is served, where one was
+    found that cannot: only `desk_batch` has it."""
 
     step: int
     queue_size: int  # groups
     dead_letters: dict[str, int] = msgspec.field(default_factory=dict)
     misfit: str = ""
+    unmovable: str = ""
 
 
 class ScoredEnvStatus(msgspec.Struct, frozen=True):
     """The queue as one environment sees it, counted in its groups. `misfit`: why what it posted last fits no batch,
-    where that is so; the queue's sizes count that too."""
+    where that is so; the queue's sizes count that too. `unmovable`: why a group of its that waits cannot be fetched
+    from the channel that is served, where that is so."""
 
     step: int
     queue_size: int
@@ -145,6 +148,7 @@ class ScoredEnvStatus(msgspec.Struct, frozen=True):
     misfit: str = ""
     ended: bool = False  # the trainer takes no more: environments may finish
     num_steps: int = -1  # of the trainer's run, -1 where it did not say
+    unmovable: str = ""
 
 
 def checked(value: Any, kind: type[T], name: str) -> T:
