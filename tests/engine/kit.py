@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ import torch
 
 from headrace.engine.engine import Engine, EngineSettings
 from headrace.engine.routes import create_app
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.sequence import EngineSequence
 from headrace.net.server import Server
 
 Json = dict[str, Any]
@@ -132,6 +136,34 @@ def rollout_engine(folder: Path, name: str = "tiny", record: int = 1000) -> Iter
         model=str(folder), served_model_name=name, logprobs_mode="processed_logprobs", record=record
     ) as client:
         yield client
+
+
+def hold_until_resumed(client: Client, *, steps: int = 1, times: int = 1) -> None:
+    """From now on the engine takes so many steps for each answer that begins, and no other: none ends by itself before
+    a busy machine has paused it. The hold goes as the engine is resumed for the last of so many times; what the others
+    resume has had its steps."""
+
+    def hold(scheduler: Scheduler) -> None:
+        step, resume, taken = scheduler.step, scheduler.resume, Counter[EngineSequence]()
+
+        def step_for_new() -> list[EngineSequence]:
+            here = scheduler.unfinished
+            if all(taken[sequence] >= steps for sequence in here):
+                time.sleep(0.001)  # who pauses it needs the processor
+                return []
+            taken.update(here)
+            return step()
+
+        def go_on() -> None:
+            nonlocal times
+            times -= 1
+            if not times:
+                del scheduler.step, scheduler.resume
+            resume()
+
+        scheduler.step, scheduler.resume = step_for_new, go_on  # type: ignore[method-assign]
+
+    asyncio.run(client.engine.worker.ask(hold))
 
 
 class Reference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -64,8 +65,13 @@ def test_a_name_is_looked_for_on_the_hub(capsys: pytest.CaptureFixture[str], mon
     assert "and no model someone/no-such-model could be fetched from the hub" in said
 
 
-def test_it_answers_503_while_it_loads_and_a_signal_ends_it() -> None:
-    with subprocess.Popen([*COMMAND, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+def test_it_answers_503_while_it_loads_and_a_signal_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import time\n\ntime.sleep(3600)\n")  # it is never loaded
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(
+        [*COMMAND, "--port", "0"], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
         with pytest.raises(urllib.error.HTTPError, match="503") as loading:

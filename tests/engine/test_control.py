@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
-from tests.engine.kit import Client, Reference, gap, serving
+from tests.engine.kit import Client, Reference, gap, hold_until_resumed, serving
 from tests.engine.test_forward import family
 
 from headrace.engine.cache import BLOCK_TOKENS
@@ -30,30 +30,6 @@ LONGER = {**LONG, "max_tokens": 1500}
 def generate(tokens: int, **asked: Any) -> dict[str, Any]:
     sampling = {"max_tokens": tokens, "seed": 1, "ignore_eos": True, "logprobs": 0}
     return {"token_ids": PROMPT, "sampling_params": sampling, **asked}
-
-
-def hold_until_resumed(own: Client) -> None:
-    """From now on until it is resumed, the engine takes a step as a call comes, and no other: no answer ends by itself
-    before a busy machine has paused it."""
-
-    def hold(scheduler: Any) -> None:
-        step, resume, known = scheduler.step, scheduler.resume, set[int]()
-
-        def step_for_new() -> list[Any]:
-            here = set(map(id, scheduler.unfinished))
-            if here <= known:
-                time.sleep(0.001)  # who pauses it needs the processor
-                return []
-            known.update(here)
-            return list(step())
-
-        def go_on() -> None:
-            del scheduler.step, scheduler.resume
-            resume()
-
-        scheduler.step, scheduler.resume = step_for_new, go_on
-
-    asyncio.run(own.engine.worker.ask(hold))
 
 
 def test_a_client_that_hangs_up_frees_its_place(folder: Path) -> None:
@@ -139,11 +115,16 @@ def test_pause_wait_lets_what_runs_end_and_holds_what_comes(own: Client) -> None
 
 def test_one_of_many_is_aborted_after_the_cache_has_grown(own: Client) -> None:
     body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 1000, "ignore_eos": True}
+    own.post("/pause?mode=keep")
     calls = [own.pool.submit(own.post, "/v1/completions", {**body, "request_id": f"r{at}"}) for at in range(12)]
+    while own.get("/load")["server_load"] < len(calls):
+        pass
+    hold_until_resumed(own, steps=101, times=2)
+    own.post("/resume")  # all begin together, and none goes beyond its steps
     while sum(len(s.output) > 100 for c in list(own.engine.open) for s in c.sequences) < len(calls):
-        assert not any(call.done() for call in calls)
         time.sleep(0.001)  # the engine is in this process, and must get to compute
     own.post("/abort_requests", {"request_ids": ["r5"]})
+    own.post("/resume")
     ends = [call.result(240)["choices"][0]["finish_reason"] for call in calls]
     assert [at for at, end in enumerate(ends) if end == "abort"] == [5]
     assert ends.count("length") == 11

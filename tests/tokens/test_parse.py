@@ -16,7 +16,7 @@ from tests.tokens.models import MODELS, renderer, vocabulary
 from headrace.tokens import AnswerDelta, Detokenizer, Grammar, Parsed, ToolCall, Vocabulary, text_of
 from headrace.tokens.channels import parser_of
 from headrace.tokens.forms import THINK, CallForm, JsonObject
-from headrace.tokens.parse import AnswerParser, CallDelta, StopCut
+from headrace.tokens.parse import AnswerParser, CallDelta
 from headrace.tokens.proof import summed
 
 IN_TAGS = CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n")
@@ -163,15 +163,6 @@ def test_a_parser_leaves_nothing_to_the_garbage_collector() -> None:
         assert left() is None
     finally:
         gc.enable()
-
-
-@given(st.lists(st.sampled_from(["a", "b", "ST", "OP", "S", "T"]), max_size=12))
-def test_a_stop_string_ends_the_text_wherever_it_is_cut(pieces: list[str]) -> None:
-    text = "".join(pieces)
-    cut = StopCut(["STOP", "ab"])
-    got = "".join(cut.feed(piece) for piece in pieces) + cut.finish()
-    ends = [text.find(stop) for stop in ("STOP", "ab") if stop in text]
-    assert got == (text[: min(ends)] if ends else text)
 
 
 ODD = st.text("ab 日🙂é\u0301\u200d👩🏽ß<>{}\n", max_size=30)

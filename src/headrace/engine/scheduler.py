@@ -307,22 +307,18 @@ class Scheduler:
         wanted = sequence.sampling.prompt_logprobs
         assert wanted is not None
         sequence.prompt_candidates.append(None)
-        size = len(sequence.prompt)
-        if size < 2:
-            return
-        logprobs = self.model.logits(states[: size - 1]).log_softmax(-1)
-        tokens = torch.tensor(sequence.prompt[1:], device=logprobs.device)
-        chosen = logprobs.gather(-1, tokens[:, None])
-        ranks = (logprobs >= chosen).sum(-1).tolist()
-        top = logprobs.clamp(min=LOWEST_LOGPROB).topk(wanted, -1)
-        likely, values = top.indices.tolist(), top.values.tolist()
-        for at, (token, value) in enumerate(
-            zip(sequence.prompt[1:], chosen[:, 0].clamp(min=LOWEST_LOGPROB).tolist(), strict=True)
-        ):
-            rest = zip(likely[at], values[at], range(1, wanted + 1), strict=True)
-            sequence.prompt_candidates.append(
-                [(token, value, ranks[at]), *(entry for entry in rest if entry[0] != token)]
-            )
+        for done in range(0, len(sequence.prompt) - 1, SCORE_TOKENS):
+            own = sequence.prompt[done + 1 : done + 1 + SCORE_TOKENS]
+            logprobs = self.model.logits(states[done : done + len(own)]).log_softmax(-1)
+            chosen = logprobs.gather(-1, torch.tensor(own, device=logprobs.device)[:, None])
+            ranks = (logprobs >= chosen).sum(-1).tolist()
+            top = logprobs.clamp(min=LOWEST_LOGPROB).topk(wanted, -1)
+            likely, values = top.indices.tolist(), top.values.tolist()
+            for at, (token, value) in enumerate(zip(own, chosen[:, 0].clamp(min=LOWEST_LOGPROB).tolist(), strict=True)):
+                rest = zip(likely[at], values[at], range(1, wanted + 1), strict=True)
+                sequence.prompt_candidates.append(
+                    [(token, value, ranks[at]), *(entry for entry in rest if entry[0] != token)]
+                )
 
 
 def _left(sequence: EngineSequence) -> int:

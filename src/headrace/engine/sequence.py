@@ -173,10 +173,9 @@ class OutputText:
     def stopped(self, stops: tuple[str, ...], *, keep: bool) -> str | None:
         """The stop string that the text holds, if any; the text is cut at its beginning, or, with `keep`, at its
         end."""
-        start = max(0, self._searched - max(map(len, stops)) + 1)
-        self._searched = len(self.value)
+        searched, self._searched = self._searched, len(self.value)
         for stop in stops:
-            at = self.value.find(stop, start)
+            at = self.value.find(stop, max(0, searched - len(stop) + 1))
             if at >= 0:
                 self.value = self.value[: at + len(stop) if keep else at]
                 return stop

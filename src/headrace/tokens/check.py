@@ -18,6 +18,7 @@ from headrace.data.step import FloatArray, IntArray
 from headrace.tokens.decoding import PromptIds, prompt_tail
 from headrace.tokens.history import Node
 from headrace.tokens.server_text import server_pieces
+from headrace.tokens.stops import goes_past_stop
 from headrace.tokens.vocabulary import Vocabulary
 
 
@@ -31,6 +32,7 @@ class Quarantine(StrEnum):
     PROMPT_CHANGED = "prompt_changed"
     PARENT_NOT_EXTENDED = "parent_not_extended"
     TEXT_DIFFERS = "text_differs"
+    PAST_STOP = "past_stop"
 
 
 #: How far above 0 a log-prob may lie, from rounding in float32.
@@ -47,11 +49,14 @@ def check_step(
     parent_ids: IntArray | None = None,
     consumed: IntArray | None = None,
     text: str | None = None,
+    continued: bool = False,
     stop: Sequence[str] = (),
+    min_tokens: int = 0,
     stop_ids: frozenset[int] = frozenset(),
 ) -> Quarantine | None:
     """Why a step must not be trained on, or None. `consumed` are the prompt's ids as the server told them, `text` its
-    raw answer; either may be unknown. `parent_ids` are the parent's, where they are put together already."""
+    raw answer; either may be unknown. `parent_ids` are the parent's, where they are put together already. An answer is
+    `continued` where several requests sampled it."""
     if not len(prompt) or not len(response):
         return Quarantine.NO_TOKENS
     if log_probs is None or len(log_probs) != len(response):
@@ -69,6 +74,8 @@ def check_step(
             return Quarantine.PARENT_NOT_EXTENDED
     if text is not None and not same_text(vocabulary, response.tolist(), text, stop, stop_ids, prompt):
         return Quarantine.TEXT_DIFFERS
+    if continued and stop and goes_past_stop(vocabulary, response.tolist(), stop, min_tokens, prompt):
+        return Quarantine.PAST_STOP
     return None
 
 

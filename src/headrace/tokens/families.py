@@ -22,7 +22,7 @@ from headrace.tokens.grammars import learned
 from headrace.tokens.harmony import HARMONY_FAMILY, own_harmony_vocabulary
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
 from headrace.tokens.named import NamedTemplates, template_renderer, with_template
-from headrace.tokens.parse import AnswerDelta, CallDelta, NewId, Parsed, StopCut, is_portable_json
+from headrace.tokens.parse import AnswerDelta, CallDelta, NewId, Parsed, is_portable_json
 from headrace.tokens.probe import proofs
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
@@ -33,6 +33,7 @@ from headrace.tokens.renderer import (
     Tools,
     default_call_id,
 )
+from headrace.tokens.stops import StopCut
 from headrace.tokens.template import PINNED_OPTIONS, TemplateRenderer
 from headrace.tokens.vision import PROCESSOR_CONFIG, Vision
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
@@ -218,12 +219,23 @@ class FamilyRenderer(GrammarParsing):
         return [int(i) for i in whole[len(own) :]]
 
     def stream(
-        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self,
+        prompt: Sequence[int],
+        *,
+        tools: bool | Tools,
+        new_id: NewId | None = None,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
     ) -> AnswerStream:
         if self.grammar.calls is not None:
-            return super().stream(prompt, tools=tools, new_id=new_id, stop=stop)
+            return super().stream(prompt, tools=tools, new_id=new_id, stop=stop, min_tokens=min_tokens)
         return LibraryStream(
-            self._library, self.vocabulary, prompt, tools=bool(tools), new_id=new_id or default_call_id, stop=stop
+            self._library,
+            self.vocabulary,
+            prompt,
+            tools=bool(tools),
+            new_id=new_id or default_call_id,
+            stop=stop if not min_tokens else (),  # which text the first tokens are, the library does not tell
         )
 
 

@@ -114,9 +114,15 @@ class NamedTemplates:
         return self._for(tools).bridge(prompt, response, calls, new, earlier, tools=tools)
 
     def stream(
-        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self,
+        prompt: Sequence[int],
+        *,
+        tools: bool | Tools,
+        new_id: NewId | None = None,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
     ) -> AnswerStream:
-        return self._for(tools).stream(prompt, tools=tools, new_id=new_id, stop=stop)
+        return self._for(tools).stream(prompt, tools=tools, new_id=new_id, stop=stop, min_tokens=min_tokens)
 
     def parse(
         self,

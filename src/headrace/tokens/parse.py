@@ -18,7 +18,7 @@ from headrace.tokens.forms import CallForm, Channels, Grammar, JsonObject, Reaso
 from headrace.tokens.jsontext import is_portable_json
 from headrace.tokens.values import parameter_types, reader_of
 
-__all__ = ["AnswerDelta", "AnswerParser", "CallDelta", "Grammar", "NewId", "Parsed", "StopCut", "is_portable_json"]
+__all__ = ["AnswerDelta", "AnswerParser", "CallDelta", "Grammar", "NewId", "Parsed", "is_portable_json"]
 
 Tools = Sequence[Mapping[str, Any]]
 #: Separators that a model may put between bare calls although its template writes one call only.
@@ -403,33 +403,3 @@ def _first(text: str, marks: Words) -> int:
 def is_marker(words: Words) -> bool:
     """Whether a text is unlikely to stand in an answer for any other reason."""
     return bool(words) and len(words[0]) >= 4 and words[0][0] in "<[" and any(char.isalpha() for char in words[0])
-
-
-class StopCut:
-    """Text up to the first of the stop strings, as it arrives; what may begin one is held back."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._buffer = ""
-        self.stopped = False
-
-    def feed(self, text: str) -> str:
-        """The text that certainly stands before the first stop string."""
-        if not self._stops:
-            return text
-        if self.stopped:
-            return ""
-        self._buffer += text
-        found = [at for at in (self._buffer.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.stopped = True
-            out, self._buffer = self._buffer[: min(found)], ""
-            return out
-        keep = held_back(self._buffer, self._stops)
-        out, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
-        return out
-
-    def finish(self) -> str:
-        """What was held back, once nothing follows."""
-        out, self._buffer = self._buffer, ""
-        return out

@@ -14,7 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from headrace.tokens.channels import parser_of
 from headrace.tokens.forms import THINK, Channels, Grammar, Reasoning
 from headrace.tokens.messages import Message, ToolCall
-from headrace.tokens.parse import AnswerDelta, NewId, Parsed, StopCut
+from headrace.tokens.parse import AnswerDelta, NewId, Parsed
+from headrace.tokens.stops import StoppedText
 from headrace.tokens.vision import Vision
 from headrace.tokens.vocabulary import Detokenizer, Vocabulary
 
@@ -95,9 +96,16 @@ class Renderer(Protocol):
         ...
 
     def stream(
-        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self,
+        prompt: Sequence[int],
+        *,
+        tools: bool | Tools,
+        new_id: NewId | None = None,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
     ) -> AnswerStream:
-        """Reads the answer to a prompt as it is sampled. `new_id` makes its tool calls' ids, `stop` ends its text.
+        """Reads the answer to a prompt as it is sampled. `new_id` makes its tool calls' ids, `stop` ends its text, but
+        not within the first `min_tokens`.
 
         `tools` are those that were offered, or whether there were any; with none, nothing is a call."""
         ...
@@ -154,12 +162,14 @@ class GrammarStream:
         tools: bool | Tools,
         new_id: NewId,
         stop: Sequence[str],
+        min_tokens: int = 0,
     ) -> None:
-        self._detokenizer = Detokenizer(vocabulary, keep=marker_ids(vocabulary, grammar), prompt=prompt)
+        markers = marker_ids(vocabulary, grammar)
+        detokenizer = Detokenizer(vocabulary, keep=markers, drop=stop_ids, prompt=prompt)
         self._stop_ids = stop_ids
         self._call_end, self._call_end_id = _call_end(vocabulary, grammar)
         self._ended_call = False
-        self._cut = StopCut(stop)
+        self._stopped = StoppedText(detokenizer, stop, min_tokens)
         thinking = grammar.reasoning is not None and opens_reasoning(vocabulary, prompt, grammar.reasoning)
         self._parser = parser_of(grammar, tools=tools, thinking=thinking, new_id=new_id)
 
@@ -170,14 +180,13 @@ class GrammarStream:
         return self._parser.feed_parts(self._text(ids))
 
     def _text(self, ids: Sequence[int]) -> str:
-        kept = ids if self._stop_ids.isdisjoint(ids) else [i for i in ids if i not in self._stop_ids]
         if ids:
             self._ended_call = ids[-1] == self._call_end_id and ids[-1] in self._stop_ids
-        return self._cut.feed(self._detokenizer.feed(kept))
+        return self._stopped.feed(ids)
 
     def finish(self) -> AnswerDelta:
-        last = self._cut.feed(self._detokenizer.finish()) + self._cut.finish()
-        if self._ended_call and not self._cut.stopped:
+        last = self._stopped.finish()
+        if self._ended_call and not self._stopped.stopped:
             last += self._call_end  # behind all that a stop string is looked for in: it is no text
         before = self._parser.feed(last)
         return join_deltas(before, self._parser.finish())
@@ -195,7 +204,13 @@ class GrammarParsing:
     stop_ids: frozenset[int]
 
     def stream(
-        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self,
+        prompt: Sequence[int],
+        *,
+        tools: bool | Tools,
+        new_id: NewId | None = None,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
     ) -> AnswerStream:
         return GrammarStream(
             self.vocabulary,
@@ -205,6 +220,7 @@ class GrammarParsing:
             tools=tools,
             new_id=new_id or default_call_id,
             stop=stop,
+            min_tokens=min_tokens,
         )
 
     def parse(

@@ -181,14 +181,22 @@ BYTE_OF = _byte_alphabet()
 
 
 class Detokenizer:
-    """Text of one answer to `prompt`, piece by piece. Special tokens are left out, except those in `keep`.
+    """Text of one answer to `prompt`, piece by piece. Special tokens are left out, except those in `keep`, and so are
+    those in `drop`.
 
     A byte-level vocabulary does not look at the prompt.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, keep: frozenset[int] = frozenset(), prompt: PromptIds = ()) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        keep: frozenset[int] = frozenset(),
+        drop: frozenset[int] = frozenset(),
+        prompt: PromptIds = (),
+    ) -> None:
         self._vocabulary = vocabulary
-        self._dropped = vocabulary.special - keep
+        self._dropped = (vocabulary.special - keep) | drop
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = None if vocabulary.bytewise else vocabulary.text_after(prompt)
 
