@@ -75,8 +75,9 @@ def test_a_trajectory_api_serves_the_page_and_what_environments_posted(pool: Dat
 
 def test_a_pool_that_is_served_alone_says_where_its_dashboard_is() -> None:
     with Served("--dashboard", "read-only") as served:
-        page = httpx.get(f"{served.address}/dashboard", follow_redirects=True, trust_env=False)
-        answer = httpx.post(f"{served.address}/dashboard/api/curate", json=CHANGE, headers=OWN, trust_env=False)
+        with httpx.Client(base_url=served.address, timeout=240, trust_env=False) as client:
+            page = client.get("/dashboard", follow_redirects=True)
+            answer = client.post("/dashboard/api/curate", json=CHANGE, headers=OWN)
         said = served.end()
     assert page.status_code == 200
     assert answer.status_code == 403

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.gateway.kit import Evidence, Json, Running, told, tree, until
+from tests.engine.kit import Client, hold_until_resumed
+from tests.gateway.kit import Evidence, Json, Running, running_gateway, told, tree, until
 from tests.gateway.tool_model import ADD, BOTH, EIGHT, FIVE, HELLO, HI, MORE, ONE, STRICT, TWO
+
+from headrace import DataPool
 
 #: Base URLs are given both with and without OpenAI's /v1.
 PREFIXES = ["", "/v1"]
@@ -447,19 +451,22 @@ class TestBeside:
         witness.holds(steps)
         assert {step.prompt_uid for step in steps} == {uid + "!"}
 
-    def test_an_agent_that_leaves_a_stream_leaves_no_step(self, gateway: Running, evidence: Evidence) -> None:
-        begun = gateway.init()
-        with openai.OpenAI(**settled(begun["base_url"])) as client:
-            stream = client.chat.completions.create(
-                model="any",
-                messages=[{"role": "user", "content": "guess"}],
-                max_tokens=1900,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            next(iter(stream))
-            stream.close()
-        until(lambda: gateway.counted("unrecorded") == {"agent_left": 1})
-        until(lambda: len(evidence.calls()) == 1)
-        assert evidence.calls()[0]["finish_reason"] == "abort"
-        assert gateway.steps(begun["trajectory_uid"]) == []
+    def test_an_agent_that_leaves_a_stream_leaves_no_step(self, pool: DataPool, own: Client, folder: Path) -> None:
+        with running_gateway(pool, f"http://{own.host}", folder) as gateway:
+            evidence = Evidence(own)
+            hold_until_resumed(own, steps=8)
+            begun = gateway.init()
+            with openai.OpenAI(**settled(begun["base_url"])) as client:
+                stream = client.chat.completions.create(
+                    model="any",
+                    messages=[{"role": "user", "content": "guess"}],
+                    max_tokens=1900,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                next(iter(stream))
+                stream.close()
+            until(lambda: gateway.counted("unrecorded") == {"agent_left": 1})
+            until(lambda: len(evidence.calls()) == 1)
+            assert evidence.calls()[0]["finish_reason"] == "abort"
+            assert gateway.steps(begun["trajectory_uid"]) == []

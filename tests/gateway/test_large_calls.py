@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.gateway.rollout import Rollout, chat, error_of, user
 from headrace.gateway.planner import HUGE_CHARACTERS, INLINE_CHARACTERS
 from headrace.gateway.request import (
     LARGE_BODY_BYTES,
+    MAX_CALL_BYTES,
     MAX_CONTAINERS,
-    MAX_EXTRA_BYTES,
     MAX_TOOLS_BYTES,
     MAX_VALUES,
     CallReader,
@@ -39,7 +40,7 @@ TOO_MUCH: list[tuple[str, dict[str, Any], str | None, str]] = [
         "objects",
     ),
     ("values", {"messages": [user("hi")], "x": [0] * (MAX_VALUES + 2)}, None, "values"),
-    ("unknown", {"messages": [user("hi")], "guide": "x" * (MAX_EXTRA_BYTES + 1)}, "guide", "guide has"),
+    ("unknown", {"messages": [user("hi")], "guide": "x" * (MAX_CALL_BYTES + 1)}, "guide", "guide has"),
     ("tools", {"messages": [user("hi")], "tools": [TOOL] * (MAX_TOOLS_BYTES // 1000)}, "tools", "tools have"),
 ]
 
@@ -56,7 +57,7 @@ def test_more_than_any_model_reads_is_refused_by_what_it_is_too_much_of(
 
 
 def test_what_is_large_and_no_more_is_answered(gateway: Running, rollout: Rollout, base: str) -> None:
-    fields = {"guide": "x" * (MAX_EXTRA_BYTES // 2), "messages": [user("hi")], "tools": [TOOL] * 10}
+    fields = {"guide": "x" * (MAX_CALL_BYTES // 2), "messages": [user("hi")], "tools": [TOOL] * 10}
     told(gateway.post(f"{base}/v1/chat/completions", fields))
     assert rollout.orders[0]["guide"] == fields["guide"]
 
@@ -110,9 +111,13 @@ def test_a_call_beside_huge_ones_is_answered_before_them(
         ended.append(name)
         return answer
 
-    least = "y" * (HUGE_CHARACTERS + 1)
-    huge = [threads.submit(call, "huge", f"{number}{least}") for number in range(4)]
-    until(lambda: gateway.counted("in_flight") >= 2)
-    told(call("usual", "word " * INLINE_CHARACTERS))
+    least, go = "y" * (HUGE_CHARACTERS + 1), threading.Event()
+    gateway.app.state.gateway.calls.planner._for_huge.submit(go.wait, 240)  # so that none has ended before its time
+    try:
+        huge = [threads.submit(call, "huge", f"{number}{least}") for number in range(4)]
+        until(lambda: gateway.counted("in_flight") >= 2)
+        told(call("usual", "word " * INLINE_CHARACTERS))
+    finally:
+        go.set()
     assert [error_of(found.result(240), 400)["code"] for found in huge] == ["context_length_exceeded"] * 4
     assert ended[-1] == "huge"

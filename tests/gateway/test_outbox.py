@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace import DataPool, Step
@@ -66,6 +67,23 @@ async def put(outbox: Outbox, channel: str, uid: str) -> OutboxEntry:
 
 async def sent(entry: OutboxEntry) -> None:
     await asyncio.wait_for(entry.sent.wait(), PATIENCE_S)
+
+
+async def test_what_a_step_brings_with_it_counts_for_the_room_that_it_takes(
+    outbox: Outbox, elsewhere: Elsewhere, lost: list[tuple[str, int, str]]
+) -> None:
+    def away(channel: str, uids: list[str]) -> None:
+        raise PoolUnreachable("gone")
+
+    elsewhere.spoilt = away
+    experts = np.zeros((3, 100, 1000), np.uint8)
+    for at in range(4):
+        step = Step(
+            prompt_ids=[1], response_ids=[2, 3], trajectory_uid=f"t{at}", prompt_uid="p", routed_experts=experts + at
+        )
+        await outbox.put(OutboxEntry("train", pack([step]), lambda receipt: None))
+    assert lost == [("train", 1, "outbox_full")]
+    assert 900_000 < outbox.bytes < 1_000_000
 
 
 async def test_a_full_channel_holds_up_neither_others_nor_what_waits_for_theirs(

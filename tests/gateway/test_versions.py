@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.engine.kit import Client
+from tests.engine.kit import Client, hold_until_resumed
 from tests.gateway.kit import Evidence, Running, running_gateway, told, until
 from tests.gateway.rollout import (
     Rollout,
@@ -275,6 +275,7 @@ def test_an_answer_goes_on_under_the_new_weights(
         running_gateway(pool, f"http://{own.host}", folder, wire=wire) as gateway,
     ):
         evidence = Evidence(own)
+        hold_until_resumed(own, steps=8)
         base = gateway.init()["base_url"]
         body = {"max_tokens": 1000, "ignore_eos": True, "stream": stream, "return_token_ids": True}
         call = later(threads, base, **body)
@@ -284,7 +285,7 @@ def test_an_answer_goes_on_under_the_new_weights(
         own.post("/update_weight_version", {"new_version": "9"})
         told(gateway.post("/policy_version", {"version": 9}))
         told(gateway.post("/resume"))
-        answer = call.result(120)
+        answer = call.result(240)
         assert answer.status_code == 200
         (step,) = gateway.steps(uid_of(base))
         if stream:
@@ -327,6 +328,46 @@ def test_an_answer_cut_by_a_pause_is_one_answer_wherever_it_was_cut(
     assert rollout.orders[1]["prompt"] == [*rollout.orders[0]["prompt"], *ids[:cut]]
     assert said == text
     assert step.quarantined is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_was_cut_inside_a_stop_string_and_went_on_behind_it_is_not_trained_on(
+    front: Running, rollout: Rollout, threads: ThreadPoolExecutor, stream: bool
+) -> None:
+    """Its server looked for the whole string in what followed the cut; its agent reads up to it all the same."""
+    base = front.init()["base_url"]
+    first, rest = (rollout.vocabulary.encode(part) for part in ("so it is.</ans", "wer> and more"))
+    gate = rollout.gate()
+    where = {"after": (len(first) - 1, gate)} if stream else {"at": gate}
+    rollout.script += [Say(ids=first, ended=False, finish="abort", **where), Say(ids=rest)]
+    call = later(threads, base, stream=stream, stop=["</answer>"])
+    gate.reached()
+    told(front.post("/pause?mode=abort-resume"))
+    gate.open()
+    told(front.post("/resume"))
+    answer = call.result(240)
+    said = content_of(answer.text) if stream else told(answer)["choices"][0]["message"]["content"]
+    (step,) = front.steps(uid_of(base))
+    assert said == "so it is."
+    assert step.quarantined == "past_stop"
+
+
+def test_a_drain_that_is_ended_before_its_calls_is_no_pause(
+    front: Running, rollout: Rollout, threads: ThreadPoolExecutor
+) -> None:
+    base = front.init()["base_url"]
+    gate = rollout.gate()
+    rollout.script.append(Say("one two three", after=(3, gate)))
+    call = later(threads, base, stream=True)
+    gate.reached()
+    pause = threads.submit(front.post, "/pause?mode=drain", timeout=240)
+    until(lambda: front.counted("paused") is True)
+    told(front.post("/resume"))
+    refused = pause.result(240)
+    assert (refused.status_code, refused.json()["code"]) == (409, "pause_ended")
+    gate.open()
+    assert content_of(call.result(240).text) == "one two three"
+    assert front.counted("paused") is False
 
 
 # -- servers that come and go ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.gateway.kit import Running, told
-from tests.gateway.rollout import Rollout, Say, answers, in_front, log_probs_of, user
+from tests.gateway.rollout import Rollout, Say, answers, chat, error_of, in_front, log_probs_of, user
 from tests.tokens.kit import LOOK_UP
 
 from headrace.tokens import load_renderer, read_messages
@@ -149,6 +149,17 @@ def test_steps_are_taken_once_however_often_they_are_sent(gateway: Running) -> N
     assert first.rollout_log_probs is not None
     assert (first.prompt_ids.tolist(), first.response_ids.tolist()) == ([1, 2, 3], [4, 5])
     assert first.rollout_log_probs.tolist() == [-0.5, -0.25]
+
+
+def test_a_trajectory_that_its_steps_end_takes_no_more_calls(gateway: Running, rollout: Rollout) -> None:
+    begun = gateway.init()
+    told(chat(gateway, begun["base_url"], "hi"))
+    uid, prompt = begun["trajectory_uid"], begun["prompt_uid"]
+    last = step(uid, 1, prompt_uid=prompt, is_last=True, reward=1.0)
+    assert told(gateway.post("/submit_steps", {"steps": [last]})) == {"accepted": 1}
+    before = len(rollout.orders)
+    assert error_of(chat(gateway, begun["base_url"], "more"), 409)["code"] == "trajectory_complete"
+    assert len(rollout.orders) == before
 
 
 def test_the_channel_is_in_the_query(gateway: Running) -> None:

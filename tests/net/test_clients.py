@@ -171,7 +171,8 @@ def ask_async(
     address: str, *request: Any, options: dict[str, Any] | None = None, times: int = 1, **more: Any
 ) -> list[HttpAnswer]:
     given = dict(options or {})
-    given.pop("keep_alive", None)  # it always does
+    if given.pop("keep_alive", False):  # it always does, for a time
+        given["keep_alive_s"] = PATIENCE_S
     if "timeout_s" in given:
         given["total_s"] = given.pop("timeout_s")
 

@@ -121,7 +121,7 @@ class Sizes:
 
 def test_answers_of_any_size_come_whole_on_one_connection() -> None:
     most = connection.JOINED_BODY_BYTES
-    with serving(Sizes(), lifespan=False) as address, httpx.Client(trust_env=False) as client:
+    with serving(Sizes(), lifespan=False) as address, httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
         for size in (0, 1, 1000, most, most + 1, 3 * most):
             assert client.get(f"{address}/{size}").content == b"x" * size
             assert client.head(f"{address}/{size}").headers["content-length"] == str(size)
@@ -157,12 +157,13 @@ def test_a_head_that_never_ends_is_refused_once_it_is_too_long(address: str) -> 
             pass
         found = rest(connection)
     assert found == b"" or found.startswith(b"HTTP/1.1 431 ")
-    assert httpx.get(address, trust_env=False).status_code == 200
+    assert httpx.get(address, timeout=PATIENCE_S, trust_env=False).status_code == 200
 
 
 def test_many_headers_that_fit_are_taken(address: str) -> None:
     headers = {f"x-{n}": "y" * 1000 for n in range(30)}
-    assert httpx.post(address, headers=headers, content=b"z" * 300_000, trust_env=False).json() == 300_000
+    answer = httpx.post(address, headers=headers, content=b"z" * 300_000, timeout=PATIENCE_S, trust_env=False)
+    assert answer.json() == 300_000
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,21 @@ def test_many_headers_that_fit_are_taken(address: str) -> None:
 def test_who_does_not_go_on_is_hung_up_on(
     app: App, sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    came = bytearray()
+    data_received, look = Connection.data_received, Connection._look
+
+    def received(self: Connection, data: bytes) -> None:
+        came.extend(data)
+        data_received(self, data)
+
+    def look_once_all_came(self: Connection) -> None:
+        if came == sent:
+            look(self)
+        else:  # the server is late, not who sends
+            self._timer = self.loop.call_later(0.01, self._look)
+
+    monkeypatch.setattr(Connection, "data_received", received)
+    monkeypatch.setattr(Connection, "_look", look_once_all_came)
     monkeypatch.setattr(Connection, "head_s", 0.05)
     monkeypatch.setattr(Connection, "body_s", 0.05)
     with serving(app, lifespan=False) as address, connected(address) as connection:
@@ -292,7 +308,7 @@ def test_a_server_that_cannot_tell_is_believed() -> None:
 )
 def test_pages_and_names_from_elsewhere_are_refused(app: App, headers: dict[str, str], status: int) -> None:
     with serving(LocalOnly(app, ["http://good.example"]), lifespan=False) as address:
-        answer: Any = httpx.get(address, headers=headers, trust_env=False)
+        answer: Any = httpx.get(address, headers=headers, timeout=PATIENCE_S, trust_env=False)
     assert answer.status_code == status
     if status == 403:
         assert "set a key, or name --host" in answer.json()["detail"]
@@ -300,7 +316,10 @@ def test_pages_and_names_from_elsewhere_are_refused(app: App, headers: dict[str,
 
 def test_no_link_of_another_site_leads_to_a_get_that_changes_something(app: App) -> None:
     followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
-    with serving(LocalOnly(app), lifespan=False) as address:
+    with (
+        serving(LocalOnly(app), lifespan=False) as address,
+        httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client,
+    ):
         for path in ("/batch", "/reset_data"):
-            assert httpx.get(address + path, headers=followed, trust_env=False).status_code == 403
-            assert httpx.get(address + path, trust_env=False).status_code == 200
+            assert client.get(path, headers=followed).status_code == 403
+            assert client.get(path).status_code == 200

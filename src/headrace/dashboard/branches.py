@@ -11,9 +11,8 @@ import orjson
 from headrace.dashboard.pictures import Pictures, content_text
 from headrace.dashboard.records import BranchDifference, ShownMessage
 from headrace.dashboard.text_diff import text_diff
-from headrace.data.block import Record
 from headrace.data.guidance import SCORED_GROUP
-from headrace.data.packing import attach
+from headrace.data.packing import attach, attach_metadata
 from headrace.data.trajectory import Trajectory
 from headrace.data.tree import common_tokens
 from headrace.rewards.recorded import SampleReader
@@ -53,9 +52,9 @@ def branch_messages(
     return _with_images(found, placed, reader.vocabulary) if placed else found
 
 
-def environment_messages(record: Record) -> Messages | None:
+def environment_messages(trajectory: Trajectory, leaf: int) -> Messages | None:
     """The conversation that an environment sent with a step of a scored group; None where it sent none."""
-    metadata = record.head.unpack_extra().metadata
+    metadata = attach_metadata(trajectory.tree.records[leaf].head.unpack_extra().metadata, trajectory.blobs)
     given = metadata.get("messages") if metadata.get(SCORED_GROUP) else None
     if not isinstance(given, list) or not given:
         return None

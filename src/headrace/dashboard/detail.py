@@ -118,7 +118,7 @@ def conversation(trajectory: Trajectory, leaf: int, reader: SampleReader | None)
     record = _record(trajectory, leaf)
     parents = trajectory.parents
     difference = _difference(trajectory, leaf, reader, parents)
-    said = environment_messages(record)
+    said = environment_messages(trajectory, leaf)
     if said is not None:
         return _shown(leaf, said, difference, "As the environment sent it.")
     if reader is None:

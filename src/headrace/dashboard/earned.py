@@ -15,6 +15,7 @@ import numpy as np
 from headrace.dashboard.records import TrajectoryRecord
 from headrace.data.errors import HeadraceError
 from headrace.data.guidance import SCORED_GROUP, Guidance, guidance_of
+from headrace.data.packing import attach_metadata
 from headrace.data.step import REWARD_INFO
 from headrace.data.trajectory import Trajectory
 from headrace.pool.errors import Gone, NotFound
@@ -133,7 +134,7 @@ def token_advantages(
     said: Guidance | None = None
     if any(one.head.extra and SCORED_GROUP in one.head.unpack_extra().metadata for one in records.values()):
         last = records[first_leaf(trajectory, step_index)]
-        said = guidance_of(last.head.unpack_extra().metadata, last.end)
+        said = guidance_of(attach_metadata(last.head.unpack_extra().metadata, trajectory.blobs), last.end)
     count = record.head.n_response
     if said is not None and said.misfit:
         return None, f"what the environment says of its tokens does not fit: {said.misfit}"

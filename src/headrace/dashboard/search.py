@@ -14,7 +14,7 @@ import orjson
 
 from headrace.dashboard.records import TrajectoryRecord
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.data.packing import unpack
+from headrace.data.packing import attach_metadata, unpack
 from headrace.data.trajectory import Trajectory
 from headrace.tokens import Vocabulary
 
@@ -71,7 +71,8 @@ def texts(trajectory: Trajectory, vocabulary: Vocabulary | None) -> list[str]:
         extra = record.head.unpack_extra()
         found += [*extra.tags, extra.note or ""]
         if extra.metadata:
-            found.append(orjson.dumps(extra.metadata, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+            own = attach_metadata(extra.metadata, trajectory.blobs)
+            found.append(orjson.dumps(own, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
         if vocabulary is not None and index not in parents.values():
             step = unpack(record, trajectory.tree.prompt(index) if record.head.base >= 0 else None, trajectory.blobs)
             found.append(vocabulary.decode([*step.prompt_ids.tolist(), *step.response_ids.tolist()]))

@@ -136,6 +136,7 @@ class Call:
         self._mark = RetryMark.of(request)
         self._events: AnswerEvents | None = None  # once the answer is to be a stream
         self._opened = False  # whether the events before the first token's are written
+        self._sampling: list[Turn] = []  # what is being sampled; empty before, and once it is recorded
         self._recording: tuple[Session, RunningCall] | None = None  # where its steps go; None: they are not recorded
         self._answered: tuple[ExpectedRetries, str, str] | None = None  # once there is one: its digest, its call's id
         self._warning: str | None = None
@@ -151,7 +152,9 @@ class Call:
                     await self._answer(body)
             status = 200
         except ClientGone:
-            gateway.counters.add("unrecorded", "agent_left")
+            if self._answered is None:
+                gateway.counters.add("unrecorded", "agent_left")
+            self._charge(self._sampling)
             await hang_up(scope)  # where it is there and does not read, closing would wait for it
             status = 499
         except ClientDisconnect:
@@ -281,6 +284,7 @@ class Call:
 
     async def _sample(self, session: Session, model: ServedModel, executor: CallExecutor, turns: list[Turn]) -> None:
         """Samples, records and answers, in one piece or as a stream."""
+        self._sampling = turns
         if turns[0].request.stream:
             await self._stream(model, executor, turns, self._gateway.flush_times.seconds(session.channel))
             return
@@ -311,7 +315,8 @@ class Call:
     async def _record(self, executor: CallExecutor, turns: list[Turn]) -> None:
         """Hands the steps over, whoever still listens; from here on the answer is there for whoever asks again."""
         self._watch.settle()
-        self._caller.used(prompt_tokens(turns), completion_tokens(turns))
+        self._sampling = []
+        self._charge(turns)
         if self._recording is not None:
             session, running = self._recording
             try:
@@ -322,6 +327,11 @@ class Call:
             session.retries.answered(running, turns)
             self._answered = session.retries.expected, running.digest, self._call_id
             self._target.answered(turns)
+
+    def _charge(self, turns: list[Turn]) -> None:
+        """Counts what was sampled, all of it or up to where its client left."""
+        if turns:
+            self._caller.used(prompt_tokens(turns), completion_tokens(turns))
 
     async def _replay(self, turns: list[Turn]) -> None:
         """Sends an answer that is there already."""

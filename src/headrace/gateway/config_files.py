@@ -106,8 +106,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def servers(self) -> list[str]:
-        """Its `addresses`, one by one; empty where the flags' are meant."""
-        return _listed(self.addresses)
+        """Its `addresses`, one by one, with their scheme; empty where the flags' are meant."""
+        return [given if "://" in given else f"http://{given}" for given in _listed(self.addresses)]
 
     @property
     def patterns(self) -> list[str]:
@@ -201,8 +201,9 @@ def _check(found: ModelsFile) -> None:
 
 def _check_one(name: str, spec: ModelSpec) -> None:
     check_uid(name, "the name")
-    for address in spec.servers:
-        normal_address(address)
+    for at, address in enumerate(found := [normal_address(given) for given in _listed(spec.addresses)]):
+        if address in found[:at]:
+            raise InvalidInput(f"addresses names {address} twice; each server is one")
     spec.key()
     if spec.tokenizer is not None and not spec.tokenizer.strip():
         raise InvalidInput("tokenizer is empty; name a folder, or leave it out: its server tells it")

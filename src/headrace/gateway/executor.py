@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from headrace.data.block import MAX_METADATA_BYTES
 from headrace.data.step import FloatArray, IntArray, Step
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.planner import Planner
@@ -29,6 +30,10 @@ from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.
 UNUSABLE_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
+
+#: Bytes that a stored response may take in its step's metadata, with the call's fields: the rest is for what the
+#: gateway itself says there.
+MAX_STORED_BYTES = MAX_METADATA_BYTES - 100_000
 
 #: What is new of an answer; the piece that was sampled comes with the first that it brought.
 StreamedPiece = tuple[Turn, Choice, AnswerDelta, SampledChoice | None]
@@ -113,6 +118,7 @@ class CallExecutor:
                 if self._redaction is not None:
                     whole = step if step.builds_on is None else replace(step, prompt_ids=turn.plan.ids, builds_on=None)
                     if not await self._redaction.keeps(whole, session.channel):
+                        session.stored.not_in_pool(turn.call_id)
                         continue
                 steps.append(step)
                 nodes.append(node)
@@ -134,8 +140,13 @@ class CallExecutor:
         parent = plan.parent
         if request.store:
             stored = session.stored.share(request, choice.message(), parent)
-            metadata[STORED_FIELD] = stored.to_metadata()
             session.stored.add(turn.call_id, stored)
+            self._sessions.grown(session, stored.tokens)
+            text = stored.to_metadata()
+            if len(text.encode()) + turn.call_bytes <= MAX_STORED_BYTES:
+                metadata[STORED_FIELD] = text
+            else:
+                session.stored.not_in_pool(turn.call_id)
         builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
         versions = [version for _, version in sampled.spans]
         step = Step(
@@ -184,7 +195,9 @@ class CallExecutor:
             parent_ids=turn.plan.parent_ids,
             consumed=choice.consumed,
             text=choice.text,
+            continued=choice.continued,
             stop=turn.upstream_request.stop,
+            min_tokens=turn.upstream_request.min_tokens,
             stop_ids=renderer.stop_ids.union(turn.upstream_request.sampling.get("stop_token_ids", ())),
         )
 

@@ -73,12 +73,20 @@ class Models:
             await provider.close()
 
     async def pause(self, mode: str, name: str | None, lease_s: float) -> None:
-        """Pauses one recorded model, or all for None; where one cannot be paused, none is."""
+        """Pauses one recorded model, or all for None; where one cannot be paused, none is. `Refusal` (409) where a
+        pause was ended while calls in flight were waited for: by a resume, or by its lease."""
         held: list[ServedModel] = []
         try:
             for model in self._concerned(name):
                 await model.upstream.pause(mode, lease_s)
                 held.append(model)
+            if not all(model.upstream.paused for model in held):
+                raise Refusal(
+                    "the pause was ended before the calls in flight were: by a resume, or by its lease of "
+                    f"{lease_s:g} s. Nothing is paused; ask again, with a longer lease_s or another mode",
+                    409,
+                    code="pause_ended",
+                )
         except HeadraceError:
             for model in held:
                 await model.upstream.resume()

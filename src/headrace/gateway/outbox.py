@@ -64,7 +64,7 @@ class OutboxEntry:
         self.channel = channel
         self.block = block
         self.count = len(self.block.heads)
-        self.size = len(self.block.ids) + len(self.block.log_probs) + sum(len(head.extra) for head in self.block.heads)
+        self.size = sum(map(len, block.body())) + sum(len(head.extra) for head in block.heads)
         self.uids = {head.trajectory_uid for head in self.block.heads}
         self.done = done
         self.named = named

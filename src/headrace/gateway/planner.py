@@ -21,7 +21,14 @@ from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
-from headrace.gateway.request import BadField, CallRequest, References, SamplingRules, tools_bytes
+from headrace.gateway.request import (
+    MAX_CALL_BYTES,
+    BadField,
+    CallRequest,
+    References,
+    SamplingRules,
+    tools_bytes,
+)
 from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.tool_choice import forced_tool_call
 from headrace.gateway.turn import Choice, TextAnswerStream, Turn, tool_call_ids
@@ -168,8 +175,10 @@ class Planner:
         turns: list[Turn] = []
         for prompt in request.prompts:
             self._check_length([prompt] if isinstance(prompt, str) else [], context)
+        behind = self._shared and session.steps > 0
         for at, prompt in enumerate(request.prompts):
-            plan = await self._completion(session, prompt)
+            plan = await self._completion(session, prompt, behind=behind)
+            behind = behind and plan.parent is not None  # once a call is enough
             named = call_id if len(request.prompts) == 1 else f"{call_id}-{at}"
             turn = self.turn(session.channel, request, plan, named, digest, context, session=session)
             turn.first = at * request.n
@@ -209,12 +218,12 @@ class Planner:
         forced = session.sampling if session is not None else None
         sticky = session.uid if session is not None else sticky
         given = self._sampling.effective(request, channel, len(plan.ids), context, stop_ids, forced)
-        _check_depth(request, given)
         if request.required_tools:
             assert request.conversation is not None
             given["structured_outputs"] = forced_tool_call(
                 self.renderer.grammar, request.conversation.tools, request.required_tools
             )
+        call_bytes = _checked_bytes(request, given)
         # Even where no alternatives are wanted, tokens must be told by their text.
         top_logprobs = 0 if request.top_logprobs is None else max(1, request.top_logprobs)
         upstream_request = UpstreamRequest(plan.ids, given, request.extra, top_logprobs, sticky, call_id, plan.images)
@@ -226,32 +235,36 @@ class Planner:
             request=request,
             plan=plan,
             upstream_request=upstream_request,
-            choices=self.choices(request, plan, call_id, upstream_request.cut),
+            choices=self.choices(request, plan, call_id, upstream_request),
             created=int(time.time()),
             began=time.monotonic(),
             request_digest=digest,
+            call_bytes=call_bytes,
         )
 
-    def choices(self, request: CallRequest, plan: PromptPlan, call_id: str, cut: Sequence[str]) -> list[Choice]:
-        """Choices for the answers to a prompt, of which nothing is sampled yet. `cut`: the stop strings that they are
-        sampled with, and that are not to be shown."""
+    def choices(
+        self, request: CallRequest, plan: PromptPlan, call_id: str, sampled_by: UpstreamRequest
+    ) -> list[Choice]:
+        """Choices for the answers to a prompt, of which nothing is sampled yet."""
         reasoning = self.renderer.grammar.reasoning
         thought = self.renderer.vocabulary.id_of(reasoning.close.strip()) if reasoning is not None else None
         single = request.single_tool_call
         return [
-            Choice(index, self._reader(request, plan, call_id, index, cut), thought, single_tool_call=single)
+            Choice(index, self._reader(request, plan, call_id, index, sampled_by), thought, single_tool_call=single)
             for index in range(request.n)
         ]
 
     def _reader(
-        self, request: CallRequest, plan: PromptPlan, call_id: str, index: int, cut: Sequence[str]
+        self, request: CallRequest, plan: PromptPlan, call_id: str, index: int, sampled_by: UpstreamRequest
     ) -> AnswerStream:
         tail = plan.ids[-PROMPT_TAIL_TOKENS:].tolist()
+        stop, min_tokens = sampled_by.cut, sampled_by.min_tokens
         if request.conversation is None:
-            return TextAnswerStream(self.renderer.vocabulary, cut, tail)
+            return TextAnswerStream(self.renderer.vocabulary, stop, tail, min_tokens)
         renderer = self.renderer.with_options(request.conversation.options)
         tools = request.conversation.tools if request.allow_tool_calls else ()
-        return renderer.stream(tail, tools=tools, new_id=tool_call_ids(call_id, index), stop=cut)
+        new_id = tool_call_ids(call_id, index)
+        return renderer.stream(tail, tools=tools, new_id=new_id, stop=stop, min_tokens=min_tokens)
 
     async def conversation(
         self,
@@ -347,18 +360,20 @@ class Planner:
             return False
         return True
 
-    async def _completion(self, session: Session, prompt: str | IntArray) -> PromptPlan:
+    async def _completion(self, session: Session, prompt: str | IntArray, *, behind: bool) -> PromptPlan:
+        """The plan of a completion's prompt. `behind`: other processes may have sampled what it goes on from, and where
+        nothing here is that, the session is read anew."""
         if not isinstance(prompt, str):
             self.checked(prompt)
             parent = session.continued_ids(prompt)
-            if parent is None and self._shared and session.steps:
+            if parent is None and behind:
                 await self._refresh(session)
                 parent = session.continued_ids(prompt)
             if parent is not None:
                 return PromptPlan(prompt, Cause.EXTENDED, parent, parent.total, True)
             return PromptPlan(prompt, Cause.NEW_CONVERSATION if session.history.nodes else Cause.FIRST)
         continued = session.continued_text(prompt)
-        if continued is None and self._shared and session.steps:
+        if continued is None and behind:
             await self._refresh(session)
             continued = session.continued_text(prompt)
         if continued is not None and continued[1]:
@@ -388,16 +403,30 @@ class Planner:
         return prompt
 
 
-def _check_depth(request: CallRequest, given: dict[str, Any]) -> None:
-    """Refuses what a step could not keep, before anything is sampled."""
-    nested: dict[str, Any] = {name: {name: value} for name, value in request.extra.items()}
+def _checked_bytes(request: CallRequest, given: dict[str, Any]) -> int:
+    """How many bytes each step keeps of a call's fields, the parameters `given` that it is sampled with among them.
+    What a step could not keep, since it is too deep or too large, is refused before anything is sampled."""
+    form = "tools" if request.required_tools else "response_format"
+    nested = dict(request.extra)
     if "structured_outputs" in given:
-        nested["response_format"] = given["structured_outputs"]
+        nested[form] = given["structured_outputs"]
     for name, value in nested.items():
         try:
-            check_depth({name: value}, name)
+            check_depth({name: {name: value}}, name)
         except InvalidInput as error:
             raise BadField(str(error), name) from None
+    fields = {**given, **nested, "model": request.model, "user": request.user}
+    fields.pop("structured_outputs", None)
+    size = len(msgspec.msgpack.encode(fields))
+    if size <= MAX_CALL_BYTES:
+        return size
+    sizes = {name: len(msgspec.msgpack.encode(value)) for name, value in fields.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    raise BadField(
+        f"{largest} has {sizes[largest]} bytes, which every step of the call would keep; at most {MAX_CALL_BYTES} are "
+        "taken, of all fields but messages and tools",
+        largest,
+    )
 
 
 def _size(conversation: Conversation, match: Match, tools_size: int | None) -> int:

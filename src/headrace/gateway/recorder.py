@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.data.errors import HeadraceError
+from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.packing import pack
 from headrace.data.step import Step
 from headrace.gateway.counters import GatewayCounters
@@ -94,6 +94,11 @@ class Recorder:
                 self.broken = None
                 self._taken(session, nodes, receipt)
                 return
+        try:
+            block = pack(steps)
+        except InvalidInput as error:
+            self._lost(session.channel, len(steps), error.code, error)
+            return
         session.busy += 1  # until the pool has it, nobody else can tell what was sampled here
 
         def done(receipt: Receipt | None) -> None:
@@ -104,7 +109,7 @@ class Recorder:
                 self._taken(session, nodes, receipt)
 
         waits = self._ack_pool and not self._direct
-        entry = OutboxEntry(session.channel, pack(steps), done, named=named and waits)
+        entry = OutboxEntry(session.channel, block, done, named=named and waits)
         if await self.outbox.put(entry) and waits:
             await entry.sent.wait()
             if entry.conflict is not None:

@@ -95,7 +95,7 @@ def _rebuilt(planner: Planner, request: CallRequest, steps: list[Step]) -> list[
         plan = PromptPlan(own[0].prompt_ids, Cause.REPEATED)
         call_id = (own[0].call_id or "").removesuffix("-0") if request.n > 1 else own[0].call_id or ""
         upstream_request = UpstreamRequest(plan.ids, own[0].sampling or {})
-        choices = planner.choices(request, plan, call_id, upstream_request.cut)
+        choices = planner.choices(request, plan, call_id, upstream_request)
         for choice, step in zip(choices, own, strict=True):
             choice.take(_sampled(planner, choice.index, step))
             choice.finish()

@@ -98,8 +98,9 @@ LARGE_BODY_BYTES = 256_000
 MAX_CONTAINERS = 300_000
 #: Commas that it may hold, in its texts too, and so how many values: ids of prompts, mostly, 40 bytes each.
 MAX_VALUES = 4_000_000
-#: Bytes of fields that are not known here, which every step of the call keeps.
-MAX_EXTRA_BYTES = 1_000_000
+#: Bytes of a call's fields that each of its steps keeps: its parameters, the form of its answer, what is not known
+#: here. A step keeps 1 MiB beside its tokens, and has more to say.
+MAX_CALL_BYTES = 900_000
 #: Bytes of tools: a thousand tools of two kilobytes each are more tokens than any context has.
 MAX_TOOLS_BYTES = 2_000_000
 
@@ -141,11 +142,6 @@ def _large(
         raise BadField(
             f"tools have {request.tools_bytes} bytes; at most {MAX_TOOLS_BYTES} are taken. Offer fewer", "tools"
         )
-    for name, value in request.extra.items():
-        if (size := len(msgspec.json.encode(value))) > MAX_EXTRA_BYTES:
-            raise BadField(
-                f"{name} has {size} bytes, and is not known here; at most {MAX_EXTRA_BYTES} are passed on", name
-            )
     return request, digest(body)
 
 

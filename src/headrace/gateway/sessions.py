@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from headrace.data.block import TOKEN_BYTES
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
@@ -57,6 +58,12 @@ class StoredResponse(msgspec.Struct, frozen=True):
     opening: int
     messages: tuple[Message, ...]
 
+    @property
+    def tokens(self) -> int:
+        """As many as take its memory: of its texts, and of its images' files."""
+        texts = sum(len(message.content) for message in self.messages)
+        return (texts + sum(len(image.data) for image in images_of(self.messages))) // TOKEN_BYTES
+
     def to_metadata(self) -> str:
         """As text: arguments of calls may nest deeper than metadata may. Images' files are the step's own already."""
         return msgspec.json.encode(self._with_files({})).decode()
@@ -87,18 +94,25 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class StoredResponses:
-    """The stored responses of one trajectory, by call."""
+    """The stored responses of one trajectory, by call. Those that are not in the pool go with the session; what goes on
+    from one of them is stored whole."""
 
     def __init__(self) -> None:
         self._by_call: dict[str, StoredResponse] = {}
+        self._here_alone: set[str] = set()
+        self.tokens = 0  # as many as take their memory
 
     def __contains__(self, call: str) -> bool:
         return call in self._by_call
 
-    def add(self, call: str, stored: StoredResponse | None) -> None:
-        """Stores what a call adds to its conversation; None is passed over."""
-        if stored is not None:
-            self._by_call[call] = stored
+    def add(self, call: str, stored: StoredResponse) -> None:
+        """Stores what a call adds to its conversation."""
+        self._by_call[call] = stored
+        self.tokens += stored.tokens
+
+    def not_in_pool(self, call: str) -> None:
+        """Notes that the pool does not keep what a call added."""
+        self._here_alone.add(call)
 
     def share(self, request: CallRequest, answer: Message, parent: Node | None) -> StoredResponse:
         """What a call is to store: of a conversation that goes on from a stored one, only what is new."""
@@ -107,7 +121,7 @@ class StoredResponses:
         calls = tuple(replace(call, written="") for call in answer.tool_calls)  # it says nothing more
         answer = replace(answer, tool_calls=calls)
         known = self._by_call.get(parent.call) if parent is not None else None
-        if parent is None or known is None or known.opening != request.opening:
+        if parent is None or known is None or parent.call in self._here_alone or known.opening != request.opening:
             return StoredResponse(None, request.opening, (*messages[request.opening :], answer))
         return StoredResponse(parent.call, request.opening, (*messages[parent.record.messages :], answer))
 
@@ -188,14 +202,16 @@ class Session:
                 self.history.adopt(known)
         self.texts = [text for text in self.texts if text.node.step not in there]
         self.steps = len(steps)
-        self.tokens = sum(len(node.own) for node in self.history.nodes)
         for step in steps:
             node, text = by_index.get(step.step_index), TextKey.from_metadata(step.metadata.get(TEXT_FIELD))
             if node is not None and text is not None:
                 self.texts.append(TextNode(text.length, text.digest, node))
             if step.call_id is not None and step.call_id not in self.stored:
                 files = image_files(step.multi_modal_data)
-                self.stored.add(step.call_id, StoredResponse.from_metadata(step.metadata.get(STORED_FIELD), files))
+                stored = StoredResponse.from_metadata(step.metadata.get(STORED_FIELD), files)
+                if stored is not None:
+                    self.stored.add(step.call_id, stored)
+        self.tokens = sum(len(node.own) for node in self.history.nodes) + self.stored.tokens
 
     def continued_text(self, prompt: str) -> tuple[Node, str] | None:
         """The longest earlier completion that a text begins with, and what is new behind it."""
@@ -206,12 +222,12 @@ class Session:
 
     def continued_ids(self, prompt: IntArray) -> Node | None:
         """The longest earlier call that a prompt goes on from: it begins with the call's ids, and has more."""
-        best: Node | None = None
-        for node in self.history.nodes:
-            longer = node.total < len(prompt) and (best is None or node.total > best.total)
-            if longer and (prompt[: node.total] == node.whole()).all():
-                best = node
-        return best
+        for node in sorted(self.history.nodes, key=lambda node: -node.total):
+            if node.total >= len(prompt) or not (prompt[node.before : node.total] == node.own).all():
+                continue
+            if (prompt[: node.total] == node.whole()).all():
+                return node
+        return None
 
 
 class SessionUse:
@@ -253,7 +269,7 @@ class Sessions:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the sessions in memory hold."""
+        """Tokens that the sessions in memory hold, and what takes as much memory."""
         return self._tokens
 
     async def running(self, uid: str, prompt_uid: str, channel: str, *, begin: bool) -> Session:
@@ -360,7 +376,7 @@ class Sessions:
         return SessionUse(session)
 
     def grown(self, session: Session, tokens: int) -> None:
-        """A call added so many tokens to what its session holds."""
+        """A call added so many tokens, or what takes as much memory, to what its session holds."""
         session.tokens += tokens
         if self._known.get(session.uid) is session:
             self._tokens += tokens

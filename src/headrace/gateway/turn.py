@@ -29,7 +29,7 @@ from headrace.tokens import (
 )
 from headrace.tokens.answer import NOTHING
 from headrace.tokens.conversation import DIGEST_BYTES
-from headrace.tokens.parse import StopCut
+from headrace.tokens.stops import StoppedText
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.
 TOOL_CALL_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -84,19 +84,20 @@ class TextKey(msgspec.Struct, frozen=True):
 class TextAnswerStream:
     """Reads the answer to a text completion: no reasoning, no calls, only text up to a stop string."""
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str], prompt: Sequence[int] = ()) -> None:
-        self._detokenizer = Detokenizer(vocabulary, prompt=prompt)
-        self._cut = StopCut(stop)
+    def __init__(
+        self, vocabulary: Vocabulary, stop: Sequence[str], prompt: Sequence[int] = (), min_tokens: int = 0
+    ) -> None:
+        self._stopped = StoppedText(Detokenizer(vocabulary, prompt=prompt), stop, min_tokens)
         self._text: list[str] = []
 
     def feed(self, ids: Sequence[int]) -> AnswerDelta:
-        return self._add(self._cut.feed(self._detokenizer.feed(ids)))
+        return self._add(self._stopped.feed(ids))
 
     def feed_parts(self, ids: Sequence[int]) -> list[AnswerDelta]:
         return [self.feed(ids)]
 
     def finish(self) -> AnswerDelta:
-        return self._add(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
+        return self._add(self._stopped.finish())
 
     def _add(self, text: str) -> AnswerDelta:
         if text:
@@ -125,6 +126,7 @@ class Choice:
         self.text: str | None = ""
         self.tokens: list[str] = []
         self.top: list[dict[str, float]] = []
+        self.continued = False  # whether several requests sampled it
         self.sampled: SampledChoice | None = None  # the last piece: how it ended
         self.consumed: IntArray | None = None
         self.parsed = Parsed()  # what the ids say, once they are all there
@@ -143,6 +145,7 @@ class Choice:
         return [shown for part in parts if (shown := self._shown(part))] or [NOTHING]
 
     def _keep(self, piece: SampledChoice) -> None:
+        self.continued |= piece.continued
         self.ids += piece.ids
         if piece.log_probs is None or self.log_probs is None:
             self.log_probs = None
@@ -233,6 +236,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     first_token: float | None = None
     server: str = ""
     request_digest: str = ""  # the digest of the request's body
+    call_bytes: int = 0  # of the call's fields, as each of its steps keeps them
     text: str | None = None  # the prompt of a text completion
     text_keys: list[TextKey] = []  # what it and its answers are known by, once they are recorded
 

@@ -42,6 +42,9 @@ SHARED_ROUTES = frozenset(
 MAX_BODY_BYTES = 1_000_000
 #: Seconds that a worker may take: a drain waits for calls under way.
 WORKER_TIMEOUT_S = 3600
+#: Seconds that it may take to forget a session, which takes no time: one that is stuck holds up nobody's ending, and
+#: what it does not hear it knows by the session's stamp.
+DROP_S = 2.0
 #: Seconds that it may take to say how it is: whoever asks has a second for the whole answer.
 HEALTH_S = 0.7
 #: Seconds that the parent may take to say how all of them are.
@@ -80,12 +83,14 @@ class WorkerControl:
         if request.url.path == "/health":
             return await self._health(path, headers)
         changes = request.method != "GET"
+        within_s = DROP_S if request.url.path == DROP_SESSION else WORKER_TIMEOUT_S
         answers: list[RelayedAnswer] = []
         asked: list[str] = []
         # One that was started while the others took their time, as a drain does, is asked too.
         while new := [worker for worker in self._workers.values() if worker not in asked]:
             asked += new
-            answers += await asyncio.gather(*(self._ask(worker, request.method, path, body, headers) for worker in new))
+            asking = (self._ask(worker, request.method, path, body, headers, within_s) for worker in new)
+            answers += await asyncio.gather(*asking)
             if not changes:
                 break
         if not answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.gateway.kit import Running, told
 from tests.gateway.live.kit import Json, Talk, conversations, lines, say
 from tests.gateway.models.kit import provided
 from tests.gateway.rollout import RETRY, Rollout, answers, error_of, in_front, user
+
+from headrace.gateway.live.conversations import PoolDiscovery
 
 SESSION = "x-headrace-session"
 SETTLED: Json = {"api_key": "none", "max_retries": 0}
@@ -99,6 +102,47 @@ def test_even_where_they_were_answered_alike(service: Running, rollout: Rollout)
         for talk in talks:
             talk.says(service, text)
     assert lines(service) == [[None, 0, 1]] * 3
+
+
+async def test_a_look_that_was_given_up_is_none_for_those_who_waited_for_it() -> None:
+    """They came before it ended, and would take what was not read for what is not there."""
+    reads: list[asyncio.Event] = []
+
+    class Discovery(PoolDiscovery):
+        async def _read(self) -> None:
+            reads.append(asyncio.Event())
+            await reads[-1].wait()
+
+    async def begun(count: int) -> None:
+        while len(reads) < count:
+            await asyncio.sleep(0)
+
+    discovery = Discovery(None, lambda held, found: None, lambda held: False)  # type: ignore[arg-type]
+    first = asyncio.ensure_future(discovery.look())
+    await begun(1)
+    given_up, waits, late = (asyncio.ensure_future(discovery.look()) for _ in range(3))
+    await asyncio.sleep(0)
+    reads[0].set()
+    await begun(2)
+    given_up.cancel()
+    await begun(3)
+    reads[2].set()
+    await asyncio.gather(first, waits, late)
+    assert len(reads) == 3
+
+
+def test_what_is_not_recorded_continues_nothing(service: Running, rollout: Rollout) -> None:
+    """Of conversations that are alike, a call goes on with one that nobody continued."""
+    rollout.reply = lambda asked: "ok"
+    talks = [Talk() for _ in range(2)]
+    for talk in talks:
+        talk.says(service, "hi")
+    unrecorded = {"x-headrace-record": "off"}
+    told(say(service, [*talks[0].messages, user("a test")], headers=unrecorded))
+    told(say(service, [*talks[0].messages, user("a test")], headers=unrecorded))
+    for talk in talks:
+        talk.says(service, "more")
+    assert lines(service) == [[None, 0]] * 2
 
 
 def test_those_of_different_users_are_never_one(service: Running, rollout: Rollout) -> None:

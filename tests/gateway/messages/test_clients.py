@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
-from tests.gateway.kit import Evidence, Json, Running, told, tree, until
+from tests.engine.kit import Client, hold_until_resumed
+from tests.gateway.kit import Evidence, Json, Running, running_gateway, told, tree, until
 from tests.gateway.messages.kit import TOOL, WAYS, added, answered, answered_async, calls_of, settled, text_of
 from tests.gateway.tool_model import ADD, BOTH, EIGHT, FIVE, HELLO, HI, MORE, ONE, TWO
+
+from headrace import DataPool
 
 CALLS = 10
 MOST = 96
@@ -166,13 +170,16 @@ def test_an_answer_that_was_lost_is_given_again(agency: Running) -> None:
     assert len(agency.steps(begun["trajectory_uid"])) == len(WAYS)
 
 
-def test_an_agent_that_leaves_a_stream_leaves_no_step(gateway: Running, evidence: Evidence) -> None:
-    begun = gateway.init()
+def test_an_agent_that_leaves_a_stream_leaves_no_step(pool: DataPool, own: Client, folder: Path) -> None:
     asked: Json = {"model": "any", "max_tokens": 1900, "messages": [{"role": "user", "content": "guess"}]}
-    with anthropic.Anthropic(**settled(begun["base_url"])) as client:
-        stream = client.messages.create(**asked, stream=True, extra_body={"ignore_eos": True})
-        next(iter(stream))
-        stream.close()
-    until(lambda: gateway.counted("unrecorded") == {"agent_left": 1})
-    until(lambda: len(evidence.calls()) == 1)
-    assert gateway.steps(begun["trajectory_uid"]) == []
+    with running_gateway(pool, f"http://{own.host}", folder) as gateway:
+        evidence = Evidence(own)
+        hold_until_resumed(own, steps=8)
+        begun = gateway.init()
+        with anthropic.Anthropic(**settled(begun["base_url"])) as client:
+            stream = client.messages.create(**asked, stream=True, extra_body={"ignore_eos": True})
+            next(iter(stream))
+            stream.close()
+        until(lambda: gateway.counted("unrecorded") == {"agent_left": 1})
+        until(lambda: len(evidence.calls()) == 1)
+        assert gateway.steps(begun["trajectory_uid"]) == []

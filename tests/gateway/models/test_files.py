@@ -84,6 +84,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a path with a query": ({"a": {**PASS, "paths": "score?x=1"}}, {}, "models.a: paths holds 'score?x=1'"),
     "a path that is encoded": ({"a": {**PASS, "paths": "a%2e%2e"}}, {}, "models.a: paths holds 'a%2e%2e'"),
     "no address": ({"a": {"addresses": "nowhere:x"}}, {}, "models.a: 'nowhere:x' is no server's address"),
+    "a server twice": (
+        {"a": {"addresses": ["a:1", "http://a:1/v1"]}},
+        {},
+        "addresses names http://a:1 twice",
+    ),
     "two in one channel": ({"a": {"channel": "c"}, "b": {"channel": "c"}}, {}, "models.b: channel 'c' is that of 'a'"),
     "the default's channel": ({"a": {"channel": "train"}}, {}, "'train' is that of the model of --vllm-addresses"),
     "a key that is not set": ({"a": {"key_env": "HEADRACE_NO_SUCH"}}, {}, "models.a: key_env names HEADRACE_NO_SUCH"),
@@ -116,6 +121,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
         read_models(tmp_path / name)
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
         read_models(tmp_path / "missing.yaml")
+
+
+def test_an_address_needs_no_scheme(tmp_path: Path) -> None:
+    spec = read_models(written(tmp_path, {"a": {"addresses": ["a:1", "https://b:2"]}})).models["a"]
+    assert spec.changes()["vllm_addresses"] == "http://a:1,https://b:2"
+    assert Settings(models=str(written(tmp_path, {"a": {"addresses": "a:1"}}, default="a"))).vllm_addresses is None
 
 
 def test_flags_are_needed_only_for_what_the_file_leaves_open(tmp_path: Path) -> None:

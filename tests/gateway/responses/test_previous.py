@@ -14,7 +14,10 @@ from tests.gateway.rollout import RETRY, Rollout, Say, chat, error_of, in_front,
 from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool
+from headrace.gateway import executor
+from headrace.gateway.sessions import Session, StoredResponse
 from headrace.pool.connect import connect
+from headrace.tokens import Image, Message
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
@@ -77,6 +80,47 @@ def test_an_id_that_the_pool_cannot_be_asked_for_is_503(rollout: Rollout, folder
         served.start()
         until(lambda: respond(gateway, base, "more", previous_response_id="resp_of_another").status_code == 404)
         assert tree(gateway.steps(uid_of(base))) == [None, 0]
+
+
+def test_what_is_too_large_for_the_pool_is_gone_on_from_here_alone(
+    rollout: Rollout, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are kept as any others."""
+    monkeypatch.setattr(executor, "MAX_STORED_BYTES", 600)
+    with DataPool(tmp_path) as pool, in_front(rollout, folder, pool) as before:
+        base = before.init()["base_url"]
+        first = told(respond(before, base, "long " * 150))
+        second = told(respond(before, base, "more", previous_response_id=first["id"]))
+        assert tree(before.steps(uid_of(base))) == [None, 0]
+    with DataPool(tmp_path) as pool, in_front(rollout, folder, pool) as after:
+        base = base.replace(before.address, after.address)
+        found = error_of(respond(after, base, "more", previous_response_id=second["id"]), 404)
+        assert found["code"] == "previous_response_not_found"
+        assert tree(after.steps(uid_of(base))) == [None, 0]
+
+
+def test_what_follows_an_answer_whose_step_was_dropped_is_found_again(
+    rollout: Rollout, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rules.py").write_text("def keep(step):\n    return step.metadata['model'] != 'drop'\n")
+    redact = f"{tmp_path}/rules.py:keep"
+    with DataPool(tmp_path / "pool") as pool, in_front(rollout, folder, pool, redact=redact) as before:
+        base = before.init()["base_url"]
+        dropped = told(respond(before, base, "first", model="drop"))
+        kept = told(respond(before, base, "second", previous_response_id=dropped["id"]))
+    with DataPool(tmp_path / "pool") as pool, in_front(rollout, folder, pool, redact=redact) as after:
+        base = base.replace(before.address, after.address)
+        told(respond(after, base, "third", previous_response_id=kept["id"]))
+        assert tree(after.steps(uid_of(base))) == [None, 0]
+    said = rollout.vocabulary.decode(rollout.orders[-1]["prompt"])
+    assert all(part in said for part in ("first", "second", "third"))
+
+
+def test_the_files_of_images_count_for_what_is_kept_in_memory(pool: DataPool) -> None:
+    message = Message("user", "look", parts=("look", Image("a", "image/png", 8, 8, b"x" * 4000)))
+    session = Session("t", "p", "train")
+    session.stored.add("call", StoredResponse(None, 0, (message,)))
+    assert session.stored.tokens == 1001
 
 
 def test_an_id_that_is_not_stored_here_is_404(gateway: Running, rollout: Rollout, base: str) -> None:

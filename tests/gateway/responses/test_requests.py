@@ -372,8 +372,11 @@ def test_json_nested_past_all_measure_is_no_traceback(gateway: Running, base: st
     items = [user("hi"), {**CALLED, "arguments": deep}, OUTPUT]
     assert respond(gateway, base, items).status_code in (200, 400)
     tool = f'{{"type": "function", "name": "f", "parameters": {{"x": {deep}}}}}'
-    body = f'{{"input": "hi", "tools": [{tool}]}}'.encode()
-    assert gateway.post(f"{base}/v1/responses", body).status_code in (200, 400)
+    for stream in ("false", "true"):
+        body = f'{{"input": "hi", "tools": [{tool}], "stream": {stream}}}'.encode()
+        answer = gateway.post(f"{base}/v1/responses", body)
+        assert answer.status_code in (200, 400)
+        assert "response.failed" not in answer.text
 
 
 def test_a_stream_that_fails_says_so_in_its_last_events(gateway: Running, rollout: Rollout, base: str) -> None:

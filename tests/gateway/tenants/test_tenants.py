@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.kit import Running, told
+from tests.gateway.kit import Running, told, until
 from tests.gateway.rollout import Rollout, Say, chat, error_of, in_front, user
 
 from headrace import DataPool
@@ -200,6 +200,26 @@ def test_what_is_under_way_counts_until_it_ends_however_it_ends(tmp_path: Path) 
         raise KeyError
     with tenant.admitted():
         assert tenant.in_flight == 1
+
+
+def test_what_was_sampled_for_a_client_that_left_is_paid_for(gateway: Running, rollout: Rollout) -> None:
+    base = begin(gateway, "alpha-key")["base_url"]
+    gate = rollout.gate()
+    rollout.script.append(Say("one two three four five", after=(3, gate)))
+    body = {"model": "m", "messages": [user("hi")], "stream": True}
+    with gateway.http.stream("POST", f"{base}/v1/chat/completions", json=body, headers=by("alpha-key")) as answer:
+        gate.reached()
+        events = (json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line)
+        assert any(event["choices"][0]["delta"].get("content") for event in events)
+
+    def paid() -> Json:
+        return dict(told(gateway.get("/stats", headers=by(ADMIN)))["gateway"].get("tenant_tokens") or {})
+
+    until(lambda: "sampled" in paid().get("alpha", {}))
+    gate.open()
+    found = paid()["alpha"]
+    assert found["prompt"] == len(rollout.orders[0]["prompt"])
+    assert 0 < found["sampled"] < 5
 
 
 def test_past_its_rate_each_dialect_says_so_in_its_own_words(rollout: Rollout, folder: Path, tmp_path: Path) -> None:

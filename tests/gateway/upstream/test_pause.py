@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client, Reference, gap
+from tests.engine.kit import Client, Reference, gap, hold_until_resumed
 from tests.gateway.upstream.kit import (
     Puppet,
     Request,
@@ -37,8 +37,6 @@ from headrace.tokens.vocabulary import Vocabulary
 Make = Callable[..., Any]
 WIRES = ["completions", "generate"]
 LONG = {"max_tokens": 400, "ignore_eos": True}
-#: So long that a busy machine pauses it before it ends.
-LONGER = {"max_tokens": 1000, "ignore_eos": True}
 
 
 def begun(engine: Client, choices: int = 1) -> bool:
@@ -52,14 +50,21 @@ def sync(engine: Client, upstream: Upstream, version: int) -> None:
     upstream.set_version(version)
 
 
-async def in_thread(function: Any, *args: Any) -> Any:
-    return await asyncio.to_thread(function, *args)
+async def in_thread(function: Any, *args: Any, **options: Any) -> Any:
+    return await asyncio.to_thread(function, *args, **options)
 
 
-def check_whole(choice: SampledChoice, reference: Reference, asked: UpstreamRequest, tokens: int) -> None:
+def let_pass(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the event loop goes on by so much, at once."""
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + seconds)
+
+
+def check_whole(choice: SampledChoice, reference: Reference, asked: UpstreamRequest) -> None:
     """One answer, as if nothing had happened: its log-probs are those of its own tokens one after another."""
     assert choice.finish_reason == "length"
-    assert len(choice.ids) == tokens
+    assert len(choice.ids) == LONG["max_tokens"]
     assert gap(choice.log_probs or [], reference.logprobs(asked.prompt.tolist(), choice.ids)) < 1e-3
 
 
@@ -79,16 +84,19 @@ async def test_only_orders_are_counted_among_those_that_wait() -> None:
     assert gate.waiting == 0
 
 
-async def test_new_orders_wait_for_the_end_of_a_pause(puppet: Make, vocabulary: Vocabulary) -> None:
+async def test_new_orders_wait_for_the_end_of_a_pause(
+    puppet: Make, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = await puppet()
-    async with connected(vocabulary, server, idle_s=5, call_s=5) as upstream:
-        await upstream.pause("drain")
+    async with connected(vocabulary, server) as upstream:
+        await upstream.pause("drain", 3600)
         held = [
             asyncio.create_task(upstream.sample(upstream_request())),
             asyncio.create_task(pieces(upstream, upstream_request())),
         ]
         await until(lambda: upstream.waiting == 2)
-        await asyncio.wait(held, timeout=5.5)  # longer than any request may take
+        let_pass(600, monkeypatch)  # longer than any request may take
+        await asyncio.wait(held, timeout=0.05)
         assert (upstream.paused, server.orders) == (True, [])
         await upstream.resume()
         answer, streamed = await asyncio.gather(*held)
@@ -114,7 +122,8 @@ async def test_a_server_with_weights_that_nobody_verified_stays_out_when_a_pause
     own: Client, vocabulary: Vocabulary
 ) -> None:
     async with connected(vocabulary, own.host, probe_s=0.05) as upstream:
-        frozen = asyncio.create_task(upstream.sample(upstream_request(**LONGER)))
+        await in_thread(hold_until_resumed, own)
+        frozen = asyncio.create_task(upstream.sample(upstream_request(**LONG)))
         await until(lambda: begun(own))
         await upstream.pause("keep", 3600)
         await in_thread(own.post, "/update_weight_version", {"new_version": "unverified"})
@@ -192,8 +201,9 @@ async def test_an_order_that_must_go_elsewhere_does_so_during_a_drain(puppet: Ma
 async def test_keep_freezes_what_is_in_flight_and_it_goes_on(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str, streamed: bool
 ) -> None:
-    asked = upstream_request(**LONGER)
+    asked = upstream_request(**LONG)
     async with connected(vocabulary, own.host, wire=wire) as upstream:
+        await in_thread(hold_until_resumed, own)
         running = asyncio.create_task(pieces(upstream, asked) if streamed else upstream.sample(asked))
         await until(lambda: begun(own))
         await upstream.pause("keep")
@@ -202,14 +212,16 @@ async def test_keep_freezes_what_is_in_flight_and_it_goes_on(
         await upstream.resume()
         found = await running
         choice = joined(found) if streamed else found.choices[0]
-        check_whole(choice, reference, asked, 1000)
+        check_whole(choice, reference, asked)
         if wire == "generate":  # the server itself knows which token was sampled with what
             assert [version for _, version in choice.spans] == [0, 3]
         elif not streamed:
             assert (choice.spans, found.version) == (((0, 0),), 0)
 
 
-async def test_time_in_a_frozen_server_does_not_count(puppet: Make, vocabulary: Vocabulary) -> None:
+async def test_time_in_a_frozen_server_does_not_count(
+    puppet: Make, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = await puppet()
     released = asyncio.Event()
 
@@ -217,12 +229,13 @@ async def test_time_in_a_frozen_server_does_not_count(puppet: Make, vocabulary: 
         await released.wait()
         await respond(writer, *server._answer(request))
 
-    async with connected(vocabulary, server, idle_s=5, call_s=5) as upstream:
+    async with connected(vocabulary, server) as upstream:
         server.behave = waits
         running = asyncio.create_task(upstream.sample(upstream_request()))
         await until(lambda: len(server.orders) == 1)
-        await upstream.pause("keep")
-        await asyncio.wait([running], timeout=6)
+        await upstream.pause("keep", 3600)
+        let_pass(600, monkeypatch)  # longer than any request may take
+        await asyncio.wait([running], timeout=0.05)
         assert not running.done()
         await upstream.resume()
         released.set()
@@ -233,8 +246,9 @@ async def test_time_in_a_frozen_server_does_not_count(puppet: Make, vocabulary: 
 async def test_an_aborted_answer_is_continued_as_one(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str
 ) -> None:
-    asked = upstream_request(n=2, seed=1, call_id="cut", **LONGER)
+    asked = upstream_request(n=2, seed=1, call_id="cut", **LONG)
     async with connected(vocabulary, own.host, wire=wire) as upstream:
+        await in_thread(hold_until_resumed, own, times=2)
         running = asyncio.create_task(upstream.sample(asked))
         for version in (1, 2):
             await until(lambda: begun(own, 2) or running.done())
@@ -247,7 +261,7 @@ async def test_an_aborted_answer_is_continued_as_one(
         assert upstream.counters["aborted"] == 0
     assert answer.version == 0
     for choice in answer.choices:
-        check_whole(choice, reference, asked, 1000)
+        check_whole(choice, reference, asked)
         assert choice.consumed is asked.prompt
         assert [version for _, version in choice.spans] == [0, 1, 2]
         assert choice.text is None, "a character may lie across the cut"
@@ -258,8 +272,9 @@ async def test_an_aborted_answer_is_continued_as_one(
 async def test_an_aborted_stream_goes_on_as_one(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str
 ) -> None:
-    asked = upstream_request(n=2, seed=1, **LONGER)
+    asked = upstream_request(n=2, seed=1, **LONG)
     async with connected(vocabulary, own.host, wire=wire) as upstream:
+        await in_thread(hold_until_resumed, own)
         running = asyncio.create_task(pieces(upstream, asked))
         await until(lambda: begun(own, 2) or running.done())
         await upstream.pause("abort-resume")
@@ -269,7 +284,7 @@ async def test_an_aborted_stream_goes_on_as_one(
         found = await running
     for index in (0, 1):
         choice = joined([piece for piece in found if piece.index == index])
-        check_whole(choice, reference, asked, 1000)
+        check_whole(choice, reference, asked)
         assert choice.consumed is asked.prompt
         assert [version for _, version in choice.spans] == [0, 1]
 
@@ -279,8 +294,9 @@ async def test_an_abort_that_comes_before_the_pause_that_asked_for_it_is_continu
     own: Client, vocabulary: Vocabulary, reference: Reference, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
     """Two gateways before one server: the first one's pause cuts what the other has under way."""
-    asked = upstream_request(**LONGER)
-    async with connected(vocabulary, own.host) as first, connected(vocabulary, own.host, abort_grace_s=60) as second:
+    asked = upstream_request(**LONG)
+    async with connected(vocabulary, own.host) as first, connected(vocabulary, own.host, abort_grace_s=240) as second:
+        await in_thread(hold_until_resumed, own)
         cut = watched(second, monkeypatch)
         running = asyncio.create_task(pieces(second, asked) if streamed else second.sample(asked))
         await until(lambda: begun(own))
@@ -293,7 +309,7 @@ async def test_an_abort_that_comes_before_the_pause_that_asked_for_it_is_continu
         found = await running
         assert second.counters["continued"] == 1
     choice = joined(found) if streamed else found.choices[0]
-    check_whole(choice, reference, asked, 1000)
+    check_whole(choice, reference, asked)
     assert [version for _, version in choice.spans] == [0, 1]
 
 

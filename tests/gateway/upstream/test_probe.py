@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client, serving
+from tests.engine.kit import Client, hold_until_resumed, serving
 from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, streamed, until, upstream_request
 from tests.gateway.wire import hangs
 
@@ -298,12 +299,14 @@ async def test_an_added_server_takes_orders_and_a_removed_one_none(puppet: Make,
 
 async def test_what_is_in_flight_at_a_removed_server_ends(own: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, own.host) as upstream:
+        await asyncio.to_thread(hold_until_resumed, own)
         stream = streamed(upstream, upstream_request(max_tokens=50, ignore_eos=True))
         tokens = len((await anext(stream)).ids)
         await upstream.remove(own.host)
         assert [found["state"] for found in upstream.describe()] == ["leaving"]
         with pytest.raises(NoRolloutServer):
             await upstream.sample(upstream_request())
+        await asyncio.to_thread(own.post, "/resume")
         async for piece in stream:
             tokens += len(piece.ids)
         assert tokens == 50

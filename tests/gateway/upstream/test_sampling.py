@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client
+from tests.engine.kit import Client, hold_until_resumed
 from tests.gateway.upstream.kit import connected, pieces, streamed, until, upstream_request
 
 from headrace.gateway.upstream import UpstreamRefused
@@ -108,29 +108,31 @@ async def test_many_orders_at_once_keep_their_own_answers(engine: Client, vocabu
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_closing_a_stream_aborts_it_upstream(engine: Client, vocabulary: Vocabulary, wire: str) -> None:
-    asked = upstream_request(max_tokens=1500, ignore_eos=True, call_id=f"closed-{wire}")
-    async with connected(vocabulary, engine.host, wire=wire) as upstream:
+async def test_closing_a_stream_aborts_it_upstream(own: Client, vocabulary: Vocabulary, wire: str) -> None:
+    asked = upstream_request(max_tokens=1500, ignore_eos=True, call_id="closed")
+    async with connected(vocabulary, own.host, wire=wire) as upstream:
+        await asyncio.to_thread(hold_until_resumed, own)
         stream = streamed(upstream, asked)
         await anext(stream)
         await stream.aclose()
         assert upstream.counters["aborted"] == 1
         assert upstream.in_flight == 0
-        (truth,) = await asyncio.to_thread(recorded, engine, wire, asked.call_id)
+        (truth,) = await asyncio.to_thread(recorded, own, wire, asked.call_id)
     assert truth["finish_reason"] == "abort"
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_cancelling_an_order_aborts_it_upstream(engine: Client, vocabulary: Vocabulary, wire: str) -> None:
-    asked = upstream_request(max_tokens=1500, ignore_eos=True, call_id=f"cancelled-{wire}")
-    async with connected(vocabulary, engine.host, wire=wire) as upstream:
+async def test_cancelling_an_order_aborts_it_upstream(own: Client, vocabulary: Vocabulary, wire: str) -> None:
+    asked = upstream_request(max_tokens=1500, ignore_eos=True, call_id="cancelled")
+    async with connected(vocabulary, own.host, wire=wire) as upstream:
+        await asyncio.to_thread(hold_until_resumed, own)
         task = asyncio.create_task(upstream.sample(asked))
-        await until(lambda: any(call.request_id.endswith(asked.call_id) for call in list(engine.engine.open)))
+        await until(lambda: any(call.request_id.endswith(asked.call_id) for call in list(own.engine.open)))
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
         assert upstream.counters["aborted"] == 1
-        (truth,) = await asyncio.to_thread(recorded, engine, wire, asked.call_id)
+        (truth,) = await asyncio.to_thread(recorded, own, wire, asked.call_id)
     assert truth["finish_reason"] == "abort"
 
 

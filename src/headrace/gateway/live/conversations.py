@@ -71,18 +71,21 @@ class PoolDiscovery:
         self._next: dict[str, int] = {}  # by channel, the number of the first group that is not listed yet
         self._silent: dict[str, None] = {}  # those that had no answer yet
         self._lock = asyncio.Lock()
-        self._looks = 0
+        self._begun = 0  # looks that began
+        self._finished = 0  # the number of the last that read everything
         self.done = False  # all that was there at the start is known
 
     async def look(self, again: Sequence[str] = ()) -> None:
         """Returns once everything is known that was in the pool when this was called, or the pool was too slow.
         Of those that are known, only `again` are read once more."""
-        before = self._looks
+        before = self._begun
         try:
             async with asyncio.timeout(POOL_TIMEOUT_S), self._lock:
-                if self._looks == before:  # otherwise another look began after this was called
-                    self._looks += 1
+                if self._finished <= before:  # otherwise another look began after this was called, and read everything
+                    self._begun += 1
+                    number = self._begun
                     await self._read()
+                    self._finished = number
                 for held in again:
                     await self._one(held)
         except TimeoutError:
@@ -161,8 +164,8 @@ class LiveConversations:
 
     # -- finding -------------------------------------------------------------------------------------------------------
 
-    async def continued(self, caller: Caller, request: CallRequest) -> str | None:
-        """The pool's name of the conversation whose answer a call contains."""
+    async def continued(self, caller: Caller, request: CallRequest, *, recorded: bool) -> str | None:
+        """The pool's name of the conversation whose answer a call contains. One that is `recorded` continues it."""
         if request.conversation is not None and all(
             message.role != "assistant" for message in request.conversation.messages
         ):
@@ -176,7 +179,7 @@ class LiveConversations:
             found = self._find(scope, request)
         if found is None:
             return None
-        found.answer.continued = True
+        found.answer.continued |= recorded
         return found.answer.uid
 
     def _find(self, scope: str, request: CallRequest) -> AnswerMatch | None:

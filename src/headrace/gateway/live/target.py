@@ -67,7 +67,7 @@ class DiscoveredConversation:
         if not self._first:
             self._first = digest + scope
             self._tried = live.tried(self._first, self._mark)
-        held = self._tried or await self._continued(request)
+        held = self._tried or await self._continued(request, recorded=begin)
         there = False if held is None else await live.running(held)
         if held is not None and there:
             uid = held.removeprefix(scope)
@@ -82,11 +82,11 @@ class DiscoveredConversation:
         live.remember(self._first, caller.uid(uid))
         return uid
 
-    async def _continued(self, request: CallRequest) -> str | None:
+    async def _continued(self, request: CallRequest, *, recorded: bool) -> str | None:
         if request.named is not None:
             call = call_in(request.named)
             return None if call is None else self._caller.uid(conversation_of(call))
-        return await self._live.continued(self._caller, request)
+        return await self._live.continued(self._caller, request, recorded=recorded)
 
     def call_id(self, given: str) -> str:
         return new_call_id(self._uid, given) if self._held is not None else given

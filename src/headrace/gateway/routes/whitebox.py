@@ -107,6 +107,8 @@ class WhiteBoxRoutes:
             kept = [step if await gateway.redaction.keeps(step, channel) else redacted_step(step) for step in steps]
         await gateway.recorder.flushed(*{step.trajectory_uid for step in kept})
         receipt = await gateway.pool.aio.submit_steps(kept, channel, timeout=0)
+        for uid in {step.trajectory_uid for step in kept if step.is_last}:
+            await gateway.forget(uid)  # it takes no more calls
         dropped = sum(step.quarantined == REDACTED for step in kept)
         said: dict[str, Any] = {"accepted": receipt.accepted}
         if dropped:

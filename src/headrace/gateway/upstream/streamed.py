@@ -173,6 +173,7 @@ def append_to(piece: SampledChoice, before: SampledChoice, rest: UpstreamRequest
     piece.spans = join_spans(before.spans, len(before.ids), piece.spans)
     if not before.ids:
         return
+    piece.continued = True
     if piece.consumed is rest.prompt:
         piece.consumed = None  # the answer's own prompt was told with its beginning
     piece.text = None  # a character may lie across the cut: the two texts do not add up to that of all ids

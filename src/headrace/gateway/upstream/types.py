@@ -43,6 +43,12 @@ class UpstreamRequest(msgspec.Struct, frozen=True, eq=False):
         """Those of them that are not to be shown."""
         return () if self.sampling.get("include_stop_str_in_output") else self.stop
 
+    @property
+    def min_tokens(self) -> int:
+        """The tokens of an answer within which nothing ends it."""
+        found = self.sampling.get("min_tokens")
+        return found if isinstance(found, int) else 0
+
 
 class SampledChoice(msgspec.Struct, eq=False):
     """One choice of an answer, whole or, in a stream, what is new of it.
@@ -52,6 +58,7 @@ class SampledChoice(msgspec.Struct, eq=False):
     spans           `((first token, version), ...)` of its tokens from its beginning, complete on the last piece
     tokens, top     texts and alternatives, only where `top_logprobs` were asked for
     server          where it was sampled
+    continued       whether several requests sampled it: each looked for stop strings in its own part alone
     """
 
     index: int
@@ -66,6 +73,7 @@ class SampledChoice(msgspec.Struct, eq=False):
     top: list[dict[str, float]] | None = None
     routed_experts: Any = None
     server: str = ""
+    continued: bool = False
 
 
 class SampledAnswer(msgspec.Struct, eq=False):

@@ -411,6 +411,7 @@ def join_choices(cut: SampledChoice, rest: UpstreamRequest, more: SampledChoice)
         None if cut.top is None or more.top is None else cut.top + more.top,
         more.routed_experts,  # of the prompt as well, and so of the beginning
         more.server,
+        continued=True,
     )
 
 

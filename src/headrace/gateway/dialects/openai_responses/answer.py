@@ -10,8 +10,8 @@ import re
 from typing import Any, Literal, Self
 
 import msgspec
-import orjson
 
+from headrace.data.json import to_json
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.shared import seal
 from headrace.gateway.errors import Refusal
@@ -295,6 +295,6 @@ class ResponseEvents:
         return [] if top_logprobs is None else openai.token_entries(choice, since, top_logprobs)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})
+        data = to_json({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
