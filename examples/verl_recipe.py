@@ -147,10 +147,12 @@ class VerlTrainer:
         return self._group.weights()[0]
 
     def probe(self, data: DataProto) -> Probe:
-        """Tokens of the batch's first row with the workers' log-probs of them, to verify a server by."""
+        """Tokens of the batch's first row with the workers' log-probs of them, to verify a server by: all but the last
+        at most, since a server takes no prompt that fills its context."""
         row = data.select_idxs([0] * self.workers)
         row.meta_info = {"temperature": 1.0, "global_token_num": data.meta_info["global_token_num"][: self.workers]}
-        ids = data.batch["input_ids"][0][data.batch["attention_mask"][0] == 1].tolist()[:PROBE_TOKENS]
+        tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0] == 1].tolist()
+        ids = tokens[: max(2, min(PROBE_TOKENS, len(tokens) - 1))]
         found = self._computed(left_right_2_no_padding(row.to_tensordict())).unbind()[0]
         precision = self.config.actor_rollout_ref.actor.fsdp_config.get("mixed_precision") or {}
         dtype = "float32" if precision.get("param_dtype") == "fp32" else "bfloat16"

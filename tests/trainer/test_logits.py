@@ -50,10 +50,10 @@ def given(width: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
 
 
 def computed(
-    head: nn.Module, inputs: tuple[Any, ...], entropy_learns: bool
+    head: nn.Module, inputs: tuple[Any, ...], entropy_learns: bool, factor: float = 1.0
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """What was found, and the gradients of a random weighting of it."""
-    found = logits.log_probs_of(head, *inputs, entropy_learns=entropy_learns)
+    found = logits.log_probs_of(head, *inputs, entropy_learns=entropy_learns, factor=factor)
     generator = torch.Generator().manual_seed(2)
     along = [torch.randn(part.shape, generator=generator) for part in found]
     loss = (found[0] * along[0]).sum() + torch.where(found[2] > -torch.inf, found[2] * along[2], 0.0).sum()
@@ -66,13 +66,14 @@ def computed(
 @pytest.mark.parametrize("kind", ["plain", "bias", "wrapped"])
 @pytest.mark.parametrize("entropy_learns", [False, True])
 @pytest.mark.parametrize("width", [0, 4])
+@pytest.mark.parametrize("factor", [1.0, 0.3])
 def test_chunks_give_what_the_whole_gives(
-    kind: str, entropy_learns: bool, width: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, entropy_learns: bool, width: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, inputs = head_of(kind), given(width)
-    whole, wanted = computed(head, inputs, entropy_learns)
+    whole, wanted = computed(head, inputs, entropy_learns, factor)
     monkeypatch.setattr(logits, "MAX_LOGITS", 5 * VOCABULARY)
-    parts, gradients = computed(head, inputs, entropy_learns)
+    parts, gradients = computed(head, inputs, entropy_learns, factor)
     for mine, theirs in zip(parts, whole, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
     for mine, theirs in zip(gradients, wanted, strict=True):
@@ -81,11 +82,12 @@ def test_chunks_give_what_the_whole_gives(
     assert parts[1].requires_grad == entropy_learns
 
 
-def test_the_whole_is_what_its_formula_says() -> None:
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_the_whole_is_what_its_formula_says(factor: float) -> None:
     head, (states, ids, temperatures, candidates) = head_of("plain"), given(4)
     assert candidates is not None
-    found = logits.log_probs_of(head, states, ids, temperatures, candidates)
-    scores = (states @ head.weight.T).double()
+    found = logits.log_probs_of(head, states, ids, temperatures, candidates, factor=factor)
+    scores = (states @ head.weight.T).double() * factor
     p = torch.softmax(scores / temperatures[:, None].double(), -1)
     torch.testing.assert_close(found[0].double(), p[torch.arange(COUNT), ids].log(), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(found[1].double(), -(p * p.log()).sum(-1), rtol=1e-6, atol=1e-5)

@@ -19,8 +19,11 @@ from headrace.trainer import attention, dry_run, memory
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.decoder import Decoder
 from headrace.trainer.dry_run import memory as reported
+from headrace.trainer.learner import Learner
 from headrace.trainer.memory import GIB, MemoryLimits, MemoryUse, ModelShape
-from headrace.trainer.optimizer import narrow
+from headrace.trainer.optimizer import MasterAdamW, narrow
+from headrace.trainer.policy import Policy
+from headrace.trainer.sync import Publisher, SyncConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
@@ -28,6 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 LARGE = ModelShape(
     parameters=1_141_116_928,
     trained=1_141_116_928,
+    in_layers=973_144_064,
+    decoder=1_057_131_520,
     hidden=2048,
     layers=16,
     heads=32,
@@ -92,6 +97,8 @@ def test_a_shape_is_read_from_a_model() -> None:
     assert (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (32, 2, 4, 2, 8)
     assert shape.parameters == model.num_parameters()
     assert shape.parameters - shape.trained == model.lm_head.weight.numel()
+    assert shape.parameters - shape.decoder == model.lm_head.weight.numel()
+    assert shape.in_layers == sum(parameter.numel() for parameter in model.model.layers.parameters())
     assert shape.qk_norm
     assert not ModelShape.of(llama(attention.NAME)).qk_norm
 
@@ -122,8 +129,65 @@ def test_what_is_offloaded_is_not_on_the_device() -> None:
 @pytest.mark.parametrize("change", ["reference", "critic", "published"])
 def test_another_copy_takes_its_bytes(change: str) -> None:
     more = sum(memory.forecast(LARGE, replace(BF16, **{change: True}), 0).values())
-    wanted = {"reference": 2, "critic": 18, "published": 2}[change] * LARGE.parameters
-    assert more - sum(memory.forecast(LARGE, BF16, 0).values()) == wanted
+    wanted = {"reference": 2 * LARGE.parameters, "critic": 18 * LARGE.decoder, "published": 2 * LARGE.parameters}
+    assert more - sum(memory.forecast(LARGE, BF16, 0).values()) == wanted[change]
+
+
+def held_bytes(mine: Learner) -> int:
+    """What a learner holds between two steps: every storage once."""
+    models = [mine.policy.model]
+    models += [mine.critic] if mine.critic is not None else []
+    models += [mine.reference.model] if isinstance(mine.reference, Policy) else []
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    held = [parameter.detach() for parameter in parameters]
+    for optimizer in (mine.optimizer, mine.critic_optimizer):
+        if isinstance(optimizer, MasterAdamW):
+            held += map(optimizer.master, parameters)
+        if optimizer is not None:
+            held += [one for state in optimizer.state_dict()["state"].values() for one in state.values()]
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
+@pytest.mark.parametrize("algorithm", [{}, {"kl": 0.1}, {"kl": 0.1, "reference": True}, {"advantage": "gae"}], ids=str)
+def test_what_a_learner_holds_is_foretold(model: Path, dtype: str, lora: Any, algorithm: dict[str, Any]) -> None:
+    named = {"reference": model} if "reference" in algorithm else {}
+    mine = learner(model, dtype=dtype, lora=lora, algorithm={**algorithm, **named})
+    mine.learn(several(), 0, 0)
+    shape = ModelShape.of(mine.policy.model)
+    found = memory.forecast(shape, MemoryUse.of(mine.config), 0)
+    gradients = memory.GRADIENT * (shape.trained + (shape.decoder if mine.critic is not None else 0))
+    passing = sum(found.get(name, 0) for name in ("casts of the weights", "activations", COMPUTING))
+    assert sum(found.values()) - gradients - passing == pytest.approx(held_bytes(mine), rel=0.02)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
+def test_the_copy_that_is_published_is_foretold(model: Path, lora: Any) -> None:
+    mine = learner(model, lora=lora)
+    adapter = mine.policy.adapter
+    whole = Publisher(SyncConfig(servers=["http://127.0.0.1:9"])).snapshot(mine.policy.weights())
+    copied = whole if adapter is None else adapter.snapshot().tensors
+    found = memory.forecast(ModelShape.of(mine.policy.model), MemoryUse.of(mine.config, synced=True), 0)
+    assert found["the copy that is published"] == sum(tensor.nbytes for tensor in copied.values())
+
+
+def test_of_several_ranks_each_holds_a_part_and_the_layers_that_it_gathers(tmp_path: Path) -> None:
+    config = TrainerConfig(
+        model=tmp_path, run=tmp_path, dtype="bfloat16", algorithm={"kl": 0.1, "advantage": "gae"}, device="cuda"
+    )
+    found = memory.forecast(LARGE, MemoryUse.of(config, "cuda", synced=True, ranks=8), 0)
+    outside, layer = LARGE.parameters - LARGE.in_layers, LARGE.in_layers // LARGE.layers
+    assert {name: size for name, size in found.items() if name != COMPUTING} == {
+        "weights": LARGE.parameters // 2,  # float32, whatever is computed in
+        "AdamW's averages": LARGE.parameters,
+        "gradients": LARGE.parameters // 2,
+        "layers gathered from all ranks": 4 * outside + 10 * layer,
+        "reference": LARGE.parameters // 2,
+        "critic": 2 * LARGE.decoder,
+    }
+    on_cpus = memory.forecast(LARGE, MemoryUse.of(config, "cpu", synced=True, ranks=8), 0)
+    assert on_cpus["the copy that is published"] == 4 * LARGE.parameters  # rank 0's, in the host's memory
 
 
 def test_logits_stop_growing_where_they_are_computed_in_chunks() -> None:

@@ -159,6 +159,22 @@ def test_a_resumed_learner_goes_on_bit_for_bit(model: Path, offload: str, advant
         assert torch.equal(resumed.policy.weights()[name], tensor), name
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_learner_goes_by_what_its_configuration_says_now(model: Path, dtype: str) -> None:
+    begun = learner(model, dtype=dtype, algorithm={"advantage": "gae"}, critic={"lr": 1e-5})
+    learned(begun, range(1))
+    rule = {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}
+    going = learner(model, dtype=dtype, algorithm={"advantage": "gae"}, critic={"lr": 3e-4}, optimizer=rule)
+    going.restore(begun.weights(), begun.state())
+    for optimizer in (going.optimizer, going.critic_optimizer):
+        assert optimizer is not None
+        (group,) = optimizer.param_groups
+        assert {name: group[name] for name in rule} == rule
+        assert {int(state["step"]) for state in optimizer.state_dict()["state"].values()} == {1}
+    assert going.critic_optimizer is not None
+    assert going.critic_optimizer.param_groups[0]["lr"] == 3e-4
+
+
 def test_a_float32_run_goes_on_in_bfloat16(model: Path) -> None:
     begun = learner(model)
     learned(begun, range(2))

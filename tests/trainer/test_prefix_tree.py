@@ -128,6 +128,11 @@ def test_a_pass_has_at_most_so_many_tokens_or_one_sequence(rows: list[list[int]]
         assert len(part) == 1 or len(shared_row(chosen, SharingRule(fork, tokens)).ids) <= tokens
 
 
+def test_sequences_that_share_no_tokens_go_together_by_their_lengths() -> None:
+    rows = [[7] * length for length in (9, 3, 12, 4, 3)]
+    assert list(passes(arrays(rows), 10, sharing=False)) == [[1, 4, 3], [0], [2]]
+
+
 def test_a_rank_that_no_sequence_was_dealt_to_has_no_passes() -> None:
     assert list(passes([], 25)) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from headrace.data.errors import InvalidInput
 from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.checkpoint import BadCheckpoint, Checkpoints, LeaseFile
 from headrace.trainer.learner import Learner
+from headrace.trainer.sync import Probe, Publisher, SyncReport
 
 GROUPS = [[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [1.0, 0.5], [0.0, 1.0], [1.0, 0.0]]
 
@@ -57,6 +59,24 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Learner, "learn", noting)
     return seen
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Probe]]:
+    """The versions that servers were given, with their probes: servers that take whatever comes."""
+    found: list[tuple[int, Probe]] = []
+
+    def publish(self: Publisher, weights: Any, version: int, probe: Probe) -> SyncReport:
+        found.append((version, probe))
+        return SyncReport(version, "keep", 0.0, 0.0)
+
+    monkeypatch.setattr(Publisher, "check", lambda *given: None)
+    monkeypatch.setattr(Publisher, "publish", publish)
+    return found
+
+
+#: Servers without a gateway.
+SERVERS = {"servers": ["http://127.0.0.1:9"]}
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -253,6 +273,41 @@ def test_versions_that_were_published_and_lost_are_not_used_again(config: Config
     assert done.version > 7
 
 
+def test_without_a_gateway_the_pool_is_told_a_version_once_the_servers_have_it(
+    config: Config, published: list[tuple[int, Probe]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, publish = pool_of(GROUPS), Publisher.publish
+    seen: list[int] = []
+
+    def looking(self: Publisher, weights: Any, version: int, probe: Probe) -> SyncReport:
+        seen.append(int(pool.stats("train")["policy_version"] or 0))
+        return publish(self, weights, version, probe)
+
+    monkeypatch.setattr(Publisher, "publish", looking)
+    Trainer(config(sync=SERVERS), pool=pool).run()
+    assert [version for version, _ in published] == [0, 1, 2, 3, 4]
+    assert seen == [0, 0, 1, 2, 3]
+    assert pool.stats("train")["policy_version"] == 4
+
+
+def test_without_a_gateway_a_version_that_was_published_and_lost_is_not_used_again(
+    config: Config, published: list[tuple[int, Probe]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_of(GROUPS)
+    run_until(Trainer(config(sync=SERVERS), pool=pool), monkeypatch, "save", step=1)
+    before = [version for version, _ in published]
+    Trainer(config(sync=SERVERS, steps=1), resume=True, pool=pool).run()
+    assert before == [0, 1]
+    assert [version for version, _ in published[2:]] == [2, 3]
+
+
+def test_servers_are_probed_with_less_than_a_sequence_that_may_fill_their_context(
+    config: Config, published: list[tuple[int, Probe]]
+) -> None:
+    Trainer(config(sync=SERVERS, steps=2), pool=pool_of(GROUPS, tokens=9)).run()
+    assert [len(probe.ids) for _, probe in published] == [32, 11, 11]  # of three tokens of a prompt, nine of an answer
+
+
 def test_validation_looks_at_its_own_channel_and_learns_nothing_from_it(config: Config, learned: list[str]) -> None:
     pool = pool_of(GROUPS)
     pool.configure("val", n_rollouts=2)
@@ -334,7 +389,26 @@ def test_only_the_newest_checkpoints_stay_and_a_server_can_load_them(config: Con
     latest = trainer.checkpoints.latest
     assert AutoTokenizer.from_pretrained(latest).chat_template
     loaded = AutoModelForCausalLM.from_pretrained(latest)
-    assert torch.equal(torch.cat([p.detach().flatten() for p in loaded.parameters()]), weights(trainer))
+    assert torch.equal(torch.cat([p.detach().flatten() for p in loaded.parameters()]), weights(trainer).cpu())
+
+
+def test_a_checkpoint_of_a_hub_models_run_has_its_configuration_and_tokenizer(
+    config: Config, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached, commit = tmp_path / "hub" / "models--someone--small", "0" * 40
+    shutil.copytree(model, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    trainer = Trainer(config(model=Path("someone/small"), steps=1), pool=pool_of(GROUPS))
+    trainer.run()
+    latest = trainer.checkpoints.latest
+    assert AutoTokenizer.from_pretrained(latest).chat_template
+    loaded = AutoModelForCausalLM.from_pretrained(latest)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in loaded.parameters()]), weights(trainer).cpu())
 
 
 def test_a_line_that_was_not_written_to_its_end_is_dropped_on_resume(config: Config) -> None:

@@ -1,13 +1,15 @@
 """Checkpoints: all that a run needs to be resumed exactly, in an ordinary model folder that any server can load; with
 LoRA, in a folder of an adapter as peft writes it.
 
-A checkpoint is complete or absent: it is written to a temporary folder, synced, and renamed. It lists the batches that
-were learned from and not yet acknowledged, so that a resumed run does not learn from them again.
+A checkpoint is complete or absent: it is written to a temporary folder, synced, and renamed, and one in its place is
+moved aside until then. It lists the batches that were learned from and not yet acknowledged, so that a resumed run does
+not learn from them again.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -19,10 +21,12 @@ import msgspec
 import torch
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.files import check_format
+from headrace.files import check_format, local_model_folder
 from headrace.trainer.ranks import ALONE, Ranks
 from headrace.trainer.sharded_state import read_state
 from headrace.trainer.sync.weights import ADAPTER_FILE
+
+log = logging.getLogger(__name__)
 
 #: What a model folder has beside its weights.
 COPIED_FILES = (
@@ -32,6 +36,9 @@ COPIED_FILES = (
 #: What says that a folder holds a whole model, which an adapter's does not.
 MODEL_CONFIG_FILES = ("config.json", "generation_config.json")
 WEIGHTS_FILE = "model.safetensors"
+#: Endings of folders beside checkpoints, which begin with a dot: being written, moved aside for one of the same step,
+#: being deleted.
+PART, ASIDE, GONE = ".part", ".aside", ".gone"
 #: The format of `progress.json` and of what stands beside it. A release that writes what this one would misread, or
 #: forget, raises it; checkpoints from before it was told have the first.
 FORMAT_VERSION = 1
@@ -66,12 +73,24 @@ class Progress(msgspec.Struct):
 
 
 class Checkpoints:
-    """The checkpoints of one run, the newest `keep` of them. Configuration and tokenizer are copied from `model`.
+    """The checkpoints of one run, the newest `keep` of them. Configuration and tokenizer are copied from `files`:
+    `model` itself, unless that is a hub name (`files_folder`).
 
     `adapter` is what `adapter_config.json` says where the weights are those of a LoRA adapter; None: of the model."""
 
     def __init__(self, run: Path, model: Path, keep: int, adapter: Mapping[str, Any] | None = None) -> None:
         self.folder, self._model, self._keep, self.adapter = run / "checkpoints", model, keep, adapter
+        self.files = model
+
+    def recover(self) -> None:
+        """Undoes what a kill left half done: a checkpoint that was moved aside, and whose successor never came, is back
+        in its place; all else that is no checkpoint is deleted. To be called before a run begins or goes on."""
+        for left in sorted(self.folder.glob(".*")):
+            place = self.folder / left.stem.removeprefix(".")
+            if left.suffix == ASIDE and not place.exists():
+                left.rename(place)
+            elif left.suffix in (PART, ASIDE, GONE):
+                shutil.rmtree(left)
 
     def save(
         self, progress: Progress, weights: Mapping[str, torch.Tensor], write_state: Callable[[Path], None]
@@ -82,7 +101,7 @@ class Checkpoints:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         place = self.folder / f"{progress.step:08}"
-        made = self.folder / f".{place.name}.part"
+        made = self._beside(place, PART)
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
         tensors = {name: tensor.to("cpu").contiguous() for name, tensor in weights.items()}
@@ -94,17 +113,18 @@ class Checkpoints:
         for name in COPIED_FILES:
             if self.adapter is not None and name in MODEL_CONFIG_FILES:
                 continue
-            if (self._model / name).exists():
-                shutil.copyfile(self._model / name, made / name)
+            if (self.files / name).exists():
+                shutil.copyfile(self.files / name, made / name)
         for file in made.rglob("*"):
             _sync(file)
         _sync(made)
+        aside = self._beside(place, ASIDE)
         if place.exists():  # of a run that was resumed from an earlier one
-            shutil.rmtree(place)
+            place.rename(aside)
         made.rename(place)
         _sync(self.folder)
-        for old in self._all()[: -self._keep]:
-            shutil.rmtree(old)
+        for old in (aside, *self._all()[: -self._keep]):
+            self._delete(old)
         return place
 
     @property
@@ -152,10 +172,42 @@ class Checkpoints:
     def _weights_file(self) -> str:
         return WEIGHTS_FILE if self.adapter is None else ADAPTER_FILE
 
+    def _beside(self, place: Path, ending: str) -> Path:
+        """Where what is no checkpoint of that name yet, or any more, stands meanwhile."""
+        return self.folder / f".{place.name}{ending}"
+
+    def _delete(self, old: Path) -> None:
+        """Deletes a checkpoint, or one that was moved aside: at no time is a part of one in its place."""
+        if old.exists():
+            gone = self._beside(old, GONE)
+            old.rename(gone)
+            shutil.rmtree(gone)
+
     def _all(self) -> list[Path]:
         if not self.folder.exists():
             return []
         return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+
+
+def files_folder(model: Path) -> Path:
+    """The folder with a model's configuration and tokenizer: a hub name's is in the hub's cache, into which what is
+    missing is fetched where the hub answers. Raises `InvalidInput` where there is no configuration."""
+    folder = local_model_folder(model)
+    if folder is not None:
+        return folder
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    try:
+        return Path(snapshot_download(str(model), allow_patterns=list(COPIED_FILES)))
+    except (OSError, ValueError) as error:
+        found = try_to_load_from_cache(str(model), "config.json")
+        if not isinstance(found, str):
+            raise InvalidInput(
+                f"model {model}: its configuration is not in the hub's cache, and cannot be fetched: {error}; give the "
+                "folder of a checkpoint"
+            ) from error
+        log.warning("checkpoints have no more files of %s than the hub's cache has: %s", model, error)
+        return Path(found).parent
 
 
 class LeaseFile:

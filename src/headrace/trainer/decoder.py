@@ -135,7 +135,7 @@ class Layers:
 
         def run(*args: Any, **given: Any) -> Any:
             if self._recompute and torch.is_grad_enabled():
-                # No layer draws random numbers: `attention` refuses dropout.
+                # No layer draws random numbers: models are in eval mode.
                 return checkpoint(once, *args, use_reentrant=False, preserve_rng_state=False, **given)
             return once(*args, **given)
 

@@ -34,7 +34,7 @@ from headrace.trainer.memory import (
     offloaded,
 )
 from headrace.trainer.own_functions import check_functions
-from headrace.trainer.policy import check_model, model_load_error
+from headrace.trainer.policy import load_config
 from headrace.trainer.skipped import filter_metrics, skipped_phrases
 from headrace.trainer.stopping import Outage, StopSignal
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
@@ -64,13 +64,9 @@ def dry_run(config: TrainerConfig) -> str:
 def memory(config: TrainerConfig) -> dict[str, Any]:
     """GiB of memory by what they are for, as text: at the peak of a step, with passes of `optimizer.tokens` tokens that
     are all trained on; and the longest sequence that fits."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    check_model(config.model)
-    try:
-        model = AutoConfig.from_pretrained(config.model)
-    except (OSError, ValueError) as error:
-        raise model_load_error(config.model, error) from error
+    model = load_config(config.model)
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(model)
         if config.lora is not None:
@@ -78,7 +74,7 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
     shape = ModelShape.of(made)
     device = device_of(config.device)
     compiled = compiles(config, device, shape.parameters)
-    allowed = MemoryUse.of(config, compiled=compiled, published=config.sync is not None)
+    allowed = MemoryUse.of(config, device, compiled=compiled, synced=config.sync is not None)
     available, tokens = available_bytes(device), config.optimizer.tokens
     kept = longest(shape, replace(allowed, recompute=False), available)
     recomputed = allowed.recompute and (config.memory.recompute == "layers" or tokens > kept)

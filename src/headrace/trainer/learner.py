@@ -299,7 +299,7 @@ class Learner:
         """Indices of the sequences of each of this rank's forward passes, and whether the pass counts. Sequences are
         dealt to ranks by their cost. A rank with fewer passes than another makes up for them with some that do not
         count, since each exchanges weights."""
-        width = self.policy.model.config.hidden_size
+        width = self.policy.model.config.get_text_config().hidden_size
         costs = [sequence_cost(len(sequence), width) for sequence in sequences]
         shares = deal(costs, [sequence.prompt_uid for sequence in sequences], self.ranks.count)
         every = [
@@ -312,21 +312,10 @@ class Learner:
         yield from (([shortest], False) for _ in range(max(map(len, every)) - len(mine)))
 
     def _micro_batches(self, sequences: Seq[Sequence]) -> Iterator[list[int]]:
-        """Indices of the sequences of each forward pass: at most `tokens` tokens or one sequence, similar lengths
-        together; where they share prefixes, those that begin alike together."""
-        if self._optimizer_config.share_prefixes:
-            yield from passes(list(map(predicting_tokens, sequences)), self._pass_tokens)
-            return
-        part: list[int] = []
-        size = 0
-        for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at])):
-            if part and size + len(sequences[at]) > self._pass_tokens:
-                yield part
-                part, size = [], 0
-            part.append(at)
-            size += len(sequences[at])
-        if part:
-            yield part
+        """Indices of the sequences of each forward pass."""
+        sharing = self._optimizer_config.share_prefixes
+        tokens = [predicting_tokens(sequence) if sharing else sequence.tokens for sequence in sequences]
+        return passes(tokens, self._pass_tokens, sharing=sharing)
 
     def _packed(self, sequences: list[Sequence], weights: list[Any] | None = None) -> Packed:
         return self._pack.convert(sequences, weights).to(self.device)
@@ -335,11 +324,13 @@ class Learner:
 
     def _limits(self) -> MemoryLimits:
         """What fits, by the forecast. Raises `InvalidInput` where not even the model does."""
-        shape = ModelShape.of(self.policy.model)
-        published = self.config.sync is not None
-        use = MemoryUse.of(self.config, compiled=self.policy.decoder.compiled, published=published)
-        use = replace(use, shards=self.ranks.count)
-        return MemoryLimits.of(shape, use, available_bytes(self.device))
+        use = MemoryUse.of(
+            *(self.config, self.device),
+            compiled=self.policy.decoder.compiled,
+            synced=self.config.sync is not None,
+            ranks=self.ranks.count,
+        )
+        return MemoryLimits.of(ModelShape.of(self.policy.model), use, available_bytes(self.device))
 
     def _fit(self, limits: MemoryLimits) -> None:
         """Has passes be no longer, and layers recomputed, as these limits say."""
@@ -395,7 +386,8 @@ class Learner:
     # -- for servers ---------------------------------------------------------------------------------------------------
 
     def served_weights(self) -> dict[str, Tensor]:
-        """The policy's weights, as servers load them."""
+        """The policy's weights as servers compute with them, whole, by their names in memory: once they are copied,
+        `Policy.in_checkpoint` gives them the names by which servers load them."""
         return sharded.gathered(self.policy.weights(), self.ranks)
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
@@ -405,9 +397,12 @@ class Learner:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's weights as exactly as they are known, by their names in the checkpoint: the optimizer's masters,
-        where it has any. What a checkpoint must hold for a run to go on from it; servers get `served_weights`."""
-        return sharded.gathered(_exact(self.optimizer, self.policy.named_parameters()), self.ranks)
+        """The policy's weights as exactly as they are known, by their names in the checkpoint and in the host's memory:
+        the optimizer's masters, where it has any. What a checkpoint must hold for a run to go on from it; servers get
+        `served_weights`."""
+        exact = _exact(self.optimizer, self.policy.named_parameters()) | self.policy.buffers()
+        whole = sharded.gathered(exact, self.ranks)
+        return self.policy.in_checkpoint({name: tensor.cpu() for name, tensor in whole.items()})
 
     def write_state(self, folder: Path) -> None:
         """Writes `state` into a checkpoint's folder."""
@@ -416,7 +411,8 @@ class Learner:
     def resume(self, checkpoints: Checkpoints, place: Path) -> Progress:
         """Restores everything from a checkpoint; returns its progress. Raises `BadCheckpoint`, and `InvalidInput` where
         it is of another model."""
-        progress, weights, state = checkpoints.load(place, self.ranks)
+        progress, written, state = checkpoints.load(place, self.ranks)
+        weights = self.policy.in_memory(written)
         if self.policy.adapter is None:
             own = {name: parameter.shape for name, parameter in self.policy.named_parameters().items()}
             checkpoints.check_model(place, weights, own)
@@ -435,14 +431,15 @@ class Learner:
         return found
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Restores what `weights` and `state` returned."""
+        """Restores what `weights` and `state` returned, the weights by their names in memory, each rank its parts. What
+        is configured of the optimizers stays as it is now."""
         self.policy.restore(weights)
         _restore_exact(self.optimizer, self.policy.named_parameters(), weights)
-        self.optimizer.load_state_dict(state["optimizer"])
+        _restore_state(self.optimizer, state["optimizer"])
         if self.critic is not None and self.critic_optimizer is not None:
             self.critic.load_state_dict(state["critic"])
             _restore_exact(self.critic_optimizer, dict(self.critic.named_parameters()), state["critic"])
-            self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+            _restore_state(self.critic_optimizer, state["critic_optimizer"])
 
 
 def _check_shardable(config: TrainerConfig) -> None:
@@ -467,6 +464,14 @@ def _exact(optimizer: Optimizer, named: dict[str, torch.nn.Parameter]) -> dict[s
 def _restore_exact(optimizer: Optimizer, named: dict[str, torch.nn.Parameter], weights: dict[str, Tensor]) -> None:
     if isinstance(optimizer, MasterAdamW):
         optimizer.restore({parameter: weights[name] for name, parameter in named.items()})
+
+
+def _restore_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Loads an optimizer's state without what was configured of it when it was saved: what is now holds."""
+    rules = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, rule in zip(optimizer.param_groups, rules, strict=True):
+        group.update(rule)
 
 
 def _select(per_sequence: list[Tensor], which: list[int]) -> Tensor:

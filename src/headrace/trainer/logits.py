@@ -5,7 +5,8 @@ forward pass keeps of each row its normalizer alone, and the backward pass compu
 what it gives to the gradients of the states and of the head. Both give the same numbers.
 
 A target's log-prob and its distribution's entropy are at the temperature it was sampled at; log-probs of candidates are
-at temperature 1, and -inf for an id that is no token of the model.
+at temperature 1, and -inf for an id that is no token of the model. Logits are what the head gives, times the model's
+own factor.
 """
 
 from __future__ import annotations
@@ -33,22 +34,30 @@ def log_probs_of(
     candidates: Tensor | None = None,
     *,
     entropy_learns: bool = False,
+    factor: float = 1.0,
 ) -> Found:
     """Of each of M hidden states [M, H]: the log-prob of its target, its entropy, and the log-probs of its candidates
-    [M, K] (none without them). The entropy has a gradient where `entropy_learns`."""
+    [M, K] (none without them). The entropy has a gradient where `entropy_learns`. The logits are `factor` times what
+    the head gives."""
     if candidates is None:
         candidates = ids.new_zeros(len(ids), 0)
     weight: Tensor = head.weight
     rows = max(MAX_LOGITS // weight.shape[0], 1)
     if len(states) <= rows:
-        return _whole(head, states, ids, temperatures, candidates, entropy_learns)
+        return _whole(head, states, ids, temperatures, candidates, entropy_learns, factor)
     if type(head) is nn.Linear:
         computed = _compute_dtype(states)
         found: Found = _Chunked.apply(
-            states.to(computed), weight, head.bias, ids, temperatures, candidates, entropy_learns, rows
+            *(states.to(computed), weight, head.bias, ids, temperatures, candidates, entropy_learns, rows, factor)
         )
         return found
-    return _recomputed(head, (states, ids, temperatures, candidates), entropy_learns, rows)
+    return _recomputed(head, (states, ids, temperatures, candidates), entropy_learns, rows, factor)
+
+
+def logits_of(head: nn.Module, states: Tensor, factor: float) -> Tensor:
+    """The float32 logits of hidden states: what the head gives, times the model's factor."""
+    found: Tensor = head(states).float()
+    return found if factor == 1.0 else found * factor
 
 
 def _compute_dtype(states: Tensor) -> torch.dtype:
@@ -57,9 +66,15 @@ def _compute_dtype(states: Tensor) -> torch.dtype:
 
 
 def _whole(
-    head: nn.Module, states: Tensor, ids: Tensor, temperatures: Tensor, candidates: Tensor, entropy_learns: bool
+    head: nn.Module,
+    states: Tensor,
+    ids: Tensor,
+    temperatures: Tensor,
+    candidates: Tensor,
+    entropy_learns: bool,
+    factor: float,
 ) -> Found:
-    logits = head(states).float()
+    logits = logits_of(head, states, factor)
     every = torch.log_softmax(logits / temperatures[:, None], -1)
     with torch.set_grad_enabled(entropy_learns and torch.is_grad_enabled()):
         entropy = -(every.exp() * every).sum(-1)
@@ -79,12 +94,12 @@ def _real(ids: Tensor, vocabulary: int) -> Tensor:
     return (ids >= 0) & (ids < vocabulary)
 
 
-def _recomputed(head: nn.Module, given: tuple[Tensor, ...], entropy_learns: bool, rows: int) -> Found:
+def _recomputed(head: nn.Module, given: tuple[Tensor, ...], entropy_learns: bool, rows: int, factor: float) -> Found:
     """The same for a head that is more than a matrix and a bias: each chunk's graph is built again in the backward
     pass."""
     found = []
     for chunk in zip(*(tensor.split(rows) for tensor in given), strict=True):
-        arguments = (head, *chunk, entropy_learns)
+        arguments = (head, *chunk, entropy_learns, factor)
         grad = torch.is_grad_enabled()
         found.append(checkpoint(_whole, *arguments, use_reentrant=False) if grad else _whole(*arguments))
     first, second, third = zip(*found, strict=True)
@@ -95,6 +110,8 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc] # torch is not ch
     """`_whole`, `rows` rows at a time. With s the logits over the temperature, p their softmax and H its entropy:
 
     d log p(t) / d s = onehot(t) - p        d H / d s = -p (log p + H)
+
+    and each times `factor` for what the head gives.
     """
 
     @staticmethod
@@ -108,6 +125,7 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc] # torch is not ch
         candidates: Tensor,
         entropy_learns: bool,
         rows: int,
+        factor: float,
     ) -> Found:
         log_probs, entropy = states.new_empty(2, len(ids), dtype=torch.float32)
         normalizer, plain_normalizer = torch.empty_like(log_probs), torch.empty_like(log_probs)
@@ -115,7 +133,7 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc] # torch is not ch
         computed = _cast(states.dtype, weight, bias)
         with torch.autocast(states.device.type, enabled=False):
             for at in _chunks(len(ids), rows):
-                logits = F.linear(states[at], *computed).float()
+                logits = _chunk_logits(states[at], computed, factor)
                 if candidates.shape[1]:
                     plain_normalizer[at] = logits.logsumexp(-1)
                     real = _real(candidates[at], logits.shape[-1])
@@ -125,7 +143,7 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc] # torch is not ch
         ctx.save_for_backward(
             states, weight, bias, ids, temperatures, candidates, normalizer, plain_normalizer, entropy
         )
-        ctx.rows, ctx.entropy_learns = rows, entropy_learns
+        ctx.rows, ctx.entropy_learns, ctx.factor = rows, entropy_learns, factor
         if not entropy_learns:
             ctx.mark_non_differentiable(entropy)
         return log_probs, entropy, chosen
@@ -134,14 +152,14 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc] # torch is not ch
     def backward(ctx: Any, for_log_probs: Tensor, for_entropy: Tensor, for_chosen: Tensor) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         states, weight, bias, ids, temperatures, candidates, normalizer, plain_normalizer, entropy = saved
-        computed = _cast(states.dtype, weight, bias)
+        computed, factor = _cast(states.dtype, weight, bias), ctx.factor
         of_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
         # Summed over the chunks in float32, whatever the weights are.
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
         with torch.autocast(states.device.type, enabled=False):
             for at in _chunks(len(ids), ctx.rows):
-                logits = F.linear(states[at], *computed).float()
+                logits = _chunk_logits(states[at], computed, factor)
                 entropy_too = (for_entropy[at], entropy[at]) if ctx.entropy_learns else None
                 if candidates.shape[1]:
                     grad = _candidates_gradient(logits, candidates[at], plain_normalizer[at], for_chosen[at])
@@ -149,6 +167,8 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc] # torch is not ch
                 else:
                     grad = _gradient(logits, ids[at], temperatures[at], normalizer[at], for_log_probs[at], entropy_too)
                 del logits
+                if factor != 1.0:
+                    grad.mul_(factor)
                 if of_bias is not None:
                     of_bias += grad.sum(0)
                 grad = grad.to(states.dtype)
@@ -160,8 +180,14 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc] # torch is not ch
             of_states,
             None if of_weight is None else of_weight.to(weight.dtype),
             None if of_bias is None else of_bias.to(bias.dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
+
+
+def _chunk_logits(states: Tensor, computed: tuple[Tensor, Tensor | None], factor: float) -> Tensor:
+    """The logits of one chunk, which may be overwritten."""
+    logits = F.linear(states, *computed).float()
+    return logits if factor == 1.0 else logits.mul_(factor)
 
 
 def _scored(logits: Tensor, ids: Tensor, temperatures: Tensor) -> Found:

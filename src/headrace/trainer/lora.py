@@ -21,6 +21,7 @@ from headrace.extras import MissingExtra, install_command
 from headrace.trainer.backends.tensors import Packed
 from headrace.trainer.config import LoraConfig
 from headrace.trainer.sync.weights import AdapterWeights
+from headrace.trainer.weight_names import WeightNames
 
 #: What peft calls the one adapter of a model inside it, and what it writes before every name.
 ADAPTER, PREFIX = "default", "base_model.model."
@@ -30,20 +31,28 @@ BASE, FIRST, SECOND = ".base_layer.", f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}
 INITS = {"kaiming": True, "gaussian": "gaussian"}
 
 
+def is_adapters(name: str) -> bool:
+    """Whether a parameter of this name belongs to an adapter, not to the model."""
+    return FIRST in name or SECOND in name
+
+
 class Adapter:
     """The adapters of one model. Making it puts them into the model, in place, and freezes all else.
 
     Raises `MissingExtra` without peft, and `InvalidInput` where a target matches no linear layer of the decoder.
     """
 
-    def __init__(self, model: Any, config: LoraConfig, folder: Path, *, seed: int = 0) -> None:
+    def __init__(
+        self, model: Any, config: LoraConfig, folder: Path, *, seed: int = 0, names: WeightNames | None = None
+    ) -> None:
         """`folder` is the checkpoint that `model` came from; the adapters' first values depend on `seed` alone, so
-        that every process of a run begins with the same."""
+        that every process of a run begins with the same. `names` are the model's; without them what is `merged` has
+        those in memory."""
         try:
             import peft
         except ModuleNotFoundError as error:
             raise MissingExtra(f"lora needs peft: {install_command('lora')}") from error
-        self._model, self._config = model, config
+        self._model, self._config, self._names = model, config, names
         wanted = peft.LoraConfig(
             r=config.rank,
             lora_alpha=config.scaled_alpha,
@@ -63,7 +72,7 @@ class Adapter:
         return {
             PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
             for name, parameter in self._model.named_parameters()
-            if FIRST in name or SECOND in name
+            if is_adapters(name)
         }
 
     def weights(self) -> dict[str, Tensor]:
@@ -90,25 +99,26 @@ class Adapter:
     def snapshot(self) -> AdapterWeights:
         """The adapters as they are now, to be published: training may go on meanwhile."""
         tensors = {name: tensor.clone() for name, tensor in self.weights().items()}
-        return AdapterWeights(tensors, self.config, lambda: self.merged(tensors))
+        return AdapterWeights(tensors, self.config, lambda device=None: self.merged(tensors, device))
 
-    def merged(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def merged(self, tensors: Mapping[str, Tensor] | None = None, device: str | None = None) -> dict[str, Tensor]:
         """All weights by their names in the checkpoint, with the adapters (these, or the present ones) added to the
-        layers that they stand beside: W + scale * B @ A. The model itself stays as it is."""
+        layers that they stand beside: W + scale * B @ A. The sums go to `device` one by one; all else, and the model
+        itself, stays as it is."""
         tensors = self.weights() if tensors is None else tensors
         found: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, tensor in self._model.named_parameters():
-                if FIRST in name or SECOND in name:
+                if is_adapters(name):
                     continue
                 layer, own, kind = name.partition(BASE)
                 if own and kind == "weight":
                     first = tensors[f"{PREFIX}{layer}.lora_A.weight"]
                     second = tensors[f"{PREFIX}{layer}.lora_B.weight"]
                     added = self._config.scale * (second.float() @ first.float())
-                    tensor = (tensor.detach().float() + added).to(tensor.dtype)
+                    tensor = (tensor.detach().float() + added).to(device or tensor.device, tensor.dtype)
                 found[f"{layer}.{kind}" if own else name] = tensor.detach()
-        return found
+        return found if self._names is None else self._names.in_checkpoint(found)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

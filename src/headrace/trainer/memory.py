@@ -18,6 +18,7 @@ import torch
 from headrace.data.errors import InvalidInput
 from headrace.trainer import logits
 from headrace.trainer.config import LearningConfig
+from headrace.trainer.lora import is_adapters
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,11 @@ GIB = 1 << 30
 USABLE = 0.92
 #: AdamW's two averages, a master, and a gradient: bytes a weight, in float32.
 AVERAGES, MASTER, GRADIENT = 8, 4, 4
+#: Bytes that several ranks hold of each of their own weights: float32, whatever is computed in.
+PART = 4
+#: How often a rank holds a whole layer in the computation's dtype: the one that it computes, the next, which is on its
+#: way, and the gradients of the one; and how often what is not in a layer: itself, and its gradients.
+GATHERED_LAYERS, GATHERED_OUTSIDE = 3, 2
 #: Bytes held for each logit: computed as a whole (float32 logits, their log-softmax, and two tensors in computing the
 #: entropy or the gradient), and in chunks (float32 logits, changed in place, and one more).
 LOGIT_WHOLE, LOGIT_IN_CHUNK = 16, 8
@@ -38,10 +44,14 @@ MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides how much memory it takes. `intermediate` counts the experts that see a token."""
+    """What of a model decides how much memory it takes: its parameters in all, those that are trained, those of a LoRA
+    adapter, those in layers, and those of the decoder without a head or an adapter, of which a critic is made.
+    `intermediate` counts the experts that see a token."""
 
     parameters: int
     trained: int
+    in_layers: int
+    decoder: int
     hidden: int
     layers: int
     heads: int
@@ -49,6 +59,7 @@ class ModelShape:
     head_dim: int
     intermediate: int
     vocabulary: int
+    adapters: int = 0
     #: Queries and keys have norms of their own (Qwen3).
     qk_norm: bool = False
 
@@ -61,9 +72,14 @@ class ModelShape:
         experts = getattr(config, "num_experts_per_tok", None)
         if experts:
             middle = experts * (getattr(config, "moe_intermediate_size", None) or middle)
+        decoder = model.get_decoder()
+        layers = getattr(decoder, "layers", None)
         return cls(
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+            in_layers=sum(parameter.numel() for parameter in layers.parameters()) if layers is not None else 0,
+            decoder=sum(value.numel() for name, value in decoder.named_parameters() if not is_adapters(name)),
+            adapters=sum(value.numel() for name, value in model.named_parameters() if is_adapters(name)),
             hidden=config.hidden_size,
             layers=config.num_hidden_layers,
             heads=heads,
@@ -77,8 +93,9 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What of a configuration decides how much memory is taken. Widths are bytes: of the computation, of the model's
-    weights. `shards` is over how many devices weights, gradients and optimizer are spread."""
+    """What of a configuration decides how much memory is taken. Widths are bytes: of the computation, of the weights
+    that it computes with. `reference` is whether one is loaded, `published` whether what is on its way to servers is a
+    copy on the device, `ranks` over how many devices weights, gradients and optimizer are spread."""
 
     computed: int = 4
     weights: int = 4
@@ -88,21 +105,46 @@ class MemoryUse:
     reference: bool = False
     critic: bool = False
     published: bool = False
-    shards: int = 1
+    ranks: int = 1
 
     @classmethod
-    def of(cls, config: LearningConfig, *, compiled: bool = False, published: bool = False) -> MemoryUse:
-        """`recompute` is whether the configuration allows it: `auto` does."""
+    def of(
+        cls,
+        config: LearningConfig,
+        device: str = "cpu",
+        *,
+        compiled: bool = False,
+        synced: bool = False,
+        ranks: int = 1,
+    ) -> MemoryUse:
+        """`recompute` is whether the configuration allows it: `auto` does. `synced` is whether weights are published.
+
+        Several ranks compute with what they gather, which is in the dtype of the computation, and gather what they
+        publish in the host's memory, tensor by tensor. With LoRA a KL's reference is the model itself, unless another
+        is named.
+        """
+        algorithm, computed = config.algorithm, 2 if config.dtype == "bfloat16" else 4
         return cls(
-            computed=2 if config.dtype == "bfloat16" else 4,
-            weights=weights_dtype(config).itemsize,
+            computed=computed,
+            weights=weights_dtype(config).itemsize if ranks == 1 else computed,
             recompute=config.memory.recompute != "none",
             compiled=compiled,
             offload=config.memory.offload == "optimizer",
-            reference=config.algorithm.kl > 0,
-            critic=config.algorithm.advantage == "gae",
-            published=published,
+            reference=algorithm.kl > 0 and (config.lora is None or algorithm.reference is not None),
+            critic=algorithm.advantage == "gae",
+            published=synced and (ranks == 1 or torch.device(device).type == "cpu"),
+            ranks=ranks,
         )
+
+    @property
+    def held(self) -> int:
+        """Bytes that a weight takes where it is held."""
+        return self.weights if self.ranks == 1 else PART
+
+    @property
+    def master(self) -> int:
+        """Bytes of a weight's master; 0 where the weight is its own."""
+        return MASTER if self.held < MASTER else 0
 
 
 def weights_dtype(config: LearningConfig) -> torch.dtype:
@@ -170,38 +212,55 @@ def forecast(
     they come as its activations go.
     """
     residual = max(use.weights, use.computed)
-    states = AVERAGES + (MASTER if use.weights < 4 else 0)
-    learned = {
-        "weights": shape.parameters * use.weights,
-        "masters and AdamW's averages" if use.weights < 4 else "AdamW's averages": 0
-        if use.offload
-        else shape.trained * states,
-        "gradients": shape.trained * GRADIENT,
-    }
     casts = shape.parameters * use.computed if use.weights > use.computed else 0
     layer = sum(kept_by_layer(shape, use).values()) if use.recompute else 0
     # The gradients of an activation, of its two factors and of the residual sum are there beside what is kept.
     backward = 2 * use.computed * shape.intermediate + 2 * residual * shape.hidden
-    found = {name: size // use.shards for name, size in learned.items()}
+    found = _learned(shape.parameters, shape.trained, use)
+    critic = _learned(shape.decoder, shape.decoder, use) if use.critic else {}
     kept = kept_by_pass(shape, use, tokens, targets)
     # The logits' backward pass is through before the last layer's begins.
     computing = max(tokens * (layer + backward), _logits(shape, use, tokens if targets is None else targets))
     if not several:
-        found["gradients"] = max(found["gradients"] - kept - computing, 0)
+        last = critic or found  # a pass goes backward through the policy, then through the critic
+        last["gradients"] = max(last["gradients"] - kept - computing, 0)
     found |= {
         "casts of the weights": casts,
+        "layers gathered from all ranks": _gathered(shape, use),
         "activations": kept,
         "backward pass of the logits or of one layer": computing,
-        "the copy that is published": shape.parameters * use.weights if use.published else 0,
-        "reference": shape.parameters * use.weights if use.reference else 0,
-        "critic": sum(found.values()) if use.critic else 0,
+        "the copy that is published": (shape.adapters or shape.parameters) * use.held if use.published else 0,
+        "reference": (shape.parameters - shape.adapters) * use.held // use.ranks if use.reference else 0,
+        "critic": sum(critic.values()),
     }
     return {name: size for name, size in found.items() if size}
 
 
+def _learned(parameters: int, trained: int, use: MemoryUse) -> dict[str, int]:
+    """Bytes of a model and of its optimizer on one rank's device."""
+    states = 0 if use.offload else trained * (AVERAGES + use.master)
+    found = {
+        "weights": parameters * use.held,
+        "masters and AdamW's averages" if use.master else "AdamW's averages": states,
+        "gradients": trained * GRADIENT,
+    }
+    return {name: size // use.ranks for name, size in found.items()}
+
+
+def _gathered(shape: ModelShape, use: MemoryUse) -> int:
+    """Bytes of what a rank holds whole while it computes; 0 where it is alone. A layer's gradients are added up over
+    ranks in float32."""
+    if use.ranks == 1:
+        return 0
+    one = shape.in_layers // shape.layers
+    outside = shape.parameters - shape.in_layers
+    return GATHERED_OUTSIDE * use.computed * outside + (GATHERED_LAYERS * use.computed + GRADIENT) * one
+
+
 def offloaded(shape: ModelShape, use: MemoryUse) -> int:
     """Bytes in the CPU's memory by `offload`: masters, averages, and gradients on their way."""
-    return shape.trained * (MASTER + AVERAGES + GRADIENT) // use.shards if use.offload else 0
+    trained = shape.trained + (shape.decoder if use.critic else 0)
+    return trained * (MASTER + AVERAGES + GRADIENT) if use.offload else 0
 
 
 def longest(shape: ModelShape, use: MemoryUse, available: int) -> int:

@@ -133,12 +133,13 @@ def tree_order(sequences: Sequence[Ids]) -> tuple[list[int], list[int]]:
     return order, common
 
 
-def passes(sequences: Sequence[Ids], tokens: int) -> Iterator[list[int]]:
+def passes(sequences: Sequence[Ids], tokens: int, *, sharing: bool = True) -> Iterator[list[int]]:
     """The sequences of each forward pass over rows of at most `tokens` tokens or one sequence: those that begin alike
-    together, and else those of similar lengths. Of no sequences there is none."""
+    together, where they are `sharing` these tokens, and else those of similar lengths. Of no sequences there is
+    none."""
     if not sequences:  # there are fewer of them than ranks
         return
-    order, common = tree_order(sequences)
+    order, common = tree_order(sequences) if sharing else (list(range(len(sequences))), [0] * len(sequences))
     begins = [place for place in range(len(order)) if not common[place]]
     trees = [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(order)], strict=True)]
     trees.sort(key=lambda tree: max(len(sequences[order[place]]) for place in tree))

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from headrace.data.errors import InvalidInput
+from headrace.data.sequence import Sequence
 from headrace.pool.errors import PoolUnreachable
 from headrace.trainer import reporting
 from headrace.trainer.batches import BatchFeed, FetchedBatch, RetryingPool
-from headrace.trainer.checkpoint import Checkpoints, LeaseFile, Progress
+from headrace.trainer.checkpoint import Checkpoints, LeaseFile, Progress, files_folder
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.environments import RunRegistration
 from headrace.trainer.examples import GatewayScorer
@@ -76,6 +77,7 @@ class Trainer:
         self._stop = StopSignal()
         self.outcome = RunOutcome()
         self.checkpoints = Checkpoints(config.run, config.model, config.checkpoint.keep)
+        self.checkpoints.recover()
         if not resume and self.checkpoints.latest is not None:
             raise InvalidInput(f"{config.run} holds a run already; go on with --resume, or name another folder")
         check_functions(config.algorithm)
@@ -93,6 +95,7 @@ class Trainer:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.learner = learner_of(config, config.device, ranks)
+        self.checkpoints.files = files_folder(config.model)
         if self.learner.policy.adapter is not None:
             self.checkpoints.adapter = self.learner.policy.adapter.config
         self.progress = Progress(began=time.time())
@@ -109,7 +112,7 @@ class Trainer:
         self._published: Future[SyncReport] | None = None
         self._handed_over = 0
         self._report: SyncReport | None = None
-        self._probe = _first_probe(self.learner.policy.model.config.vocab_size)
+        self._probe = _first_probe(self.learner.policy.model.config.get_text_config().vocab_size)
         self._times: dict[str, float] = {}
         self._last_report_at = time.monotonic()
         latest = self.checkpoints.latest
@@ -200,11 +203,10 @@ class Trainer:
         with self._timed("publish"):
             if learned.get("updates") or self.config.version_each_step:
                 progress.version += 1
-                sequences = examples.sequences
                 self._await_published()
                 if self.publisher is not None:  # the version is announced once servers have it: long after the fetch
                     self._begin_fetch()
-                self._publish(sequences[0].tokens[:PROBE_TOKENS].tolist() if sequences else self._probe)
+                self._publish(self._probe_of(examples.sequences))
         self._begin_fetch()
         row |= {"step": progress.step, "version": progress.version, **self._sync_metrics()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
@@ -270,14 +272,25 @@ class Trainer:
         layers = policy.model.config.get_text_config().num_hidden_layers
         probe = Probe(ids, self.learner.raw_log_probs(ids), self.config.dtype, layers)
         weights = (
-            publisher.snapshot(self.learner.served_weights()) if policy.adapter is None else policy.adapter.snapshot()
+            policy.in_checkpoint(publisher.snapshot(self.learner.served_weights()))  # copies first: they are emptied
+            if policy.adapter is None
+            else policy.adapter.snapshot()
         )
 
         def publish() -> SyncReport:
             publisher.await_reachable()
-            return publisher.publish(weights, version, probe)
+            report = publisher.publish(weights, version, probe)
+            if publisher.config.gateway is None:  # which would have told the pool
+                self.pool.inline("set_version", version, channel=self.config.pool.channel)
+            return report
 
         self._published = self._publishing.submit(publish)
+
+    def _probe_of(self, sequences: list[Sequence]) -> list[int]:
+        """The tokens by which servers are verified: the beginning of what was learned from, where there is enough of
+        it. Never all of a sequence, which may fill a server's context: a prompt needs room for a token behind it."""
+        found = sequences[0].tokens[:-1][:PROBE_TOKENS].tolist() if sequences else []
+        return found if len(found) > 1 else self._probe
 
     def _await_published(self) -> None:
         """Waits for the publish in the background and raises its error. Once the run is stopped it waits at most
@@ -399,8 +412,6 @@ class Trainer:
             self.registration.end()
         self.pool.close()
         self._publishing.close()
-        if self.publisher is not None:
-            self.publisher.close()
         self.metrics.close()
 
 

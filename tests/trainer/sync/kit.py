@@ -23,6 +23,8 @@ from headrace.trainer.sync import Probe, Publisher, SyncConfig
 
 IDS = [1, 50, 60, 70, 71, 90, 12, 300, 41, 5, 7, 33]
 PROMPT = [1, 50, 60, 70]
+#: Tokens of an answer that make some text: the first may be no letter yet.
+SHOWN = 64
 
 
 class Trained:
@@ -55,11 +57,7 @@ def address(engine: Client) -> str:
 @contextmanager
 def publisher(gateway: Running | str | None = None, **config: Any) -> Iterator[Publisher]:
     given = {"gateway": gateway.address if isinstance(gateway, Running) else gateway}
-    found = Publisher(SyncConfig(**{"timeout_s": 60, **given, **config}))
-    try:
-        yield found
-    finally:
-        found.close()
+    yield Publisher(SyncConfig(**{"timeout_s": 60, **given, **config}))
 
 
 def states(gateway: Running) -> dict[str, tuple[str, int]]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.kit import Client, serving
+from tests.engine.kit import Client, hold_until_resumed, serving
 from tests.gateway.kit import Running, await_ready, running_gateway, told, until
 from tests.gateway.rollout import chat, error_of, scripted
-from tests.trainer.sync.kit import Between, Stream, Trained, address, between, publisher, states
+from tests.trainer.sync.kit import SHOWN, Between, Stream, Trained, address, between, publisher, states
 
 from headrace import DataPool
 from headrace.data.errors import InvalidInput
@@ -89,10 +89,11 @@ def test_weights_of_a_server_that_failed_have_no_version_that_anybody_would_beli
 
 
 def test_answers_that_were_frozen_on_a_server_that_failed_are_errors_and_no_steps(
-    pool: DataPool, liar: Between, folder: Path, trained: Trained
+    pool: DataPool, engine: Client, liar: Between, folder: Path, trained: Trained
 ) -> None:
     with running_gateway(pool, liar.address, folder) as gateway, publisher(gateway) as found:
         base = gateway.init()["base_url"]
+        hold_until_resumed(engine, steps=SHOWN)
         stream = Stream(gateway, base, 1900)
         liar.answers = LIES
         with pytest.raises(SyncFailed):

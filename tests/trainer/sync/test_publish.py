@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.engine.kit import Client
+from tests.engine.kit import Client, hold_until_resumed
 from tests.gateway.kit import Running, running_gateway, told
 from tests.gateway.models.kit import with_models
 from tests.gateway.rollout import chat
-from tests.trainer.sync.kit import Stream, Trained, address, publisher, states
+from tests.trainer.sync.kit import SHOWN, Stream, Trained, address, publisher, states
 
 from headrace import DataPool
 from headrace.data.errors import InvalidInput
@@ -49,11 +49,12 @@ def test_the_version_is_known_to_the_engine_the_gateway_and_the_pool(
 
 
 def test_an_answer_that_straddles_a_publish_has_a_span_of_each_version(
-    gateway: Running, first: Trained, trained: Trained
+    engine: Client, gateway: Running, first: Trained, trained: Trained
 ) -> None:
     base = gateway.init()["base_url"]
     with publisher(gateway) as found:
         found.publish(first.weights, 1, first.probe)
+        hold_until_resumed(engine, steps=SHOWN)
         stream = Stream(gateway, base, 1900)
         report = found.publish(trained.weights, 2, trained.probe)
         stream.ended()
@@ -71,11 +72,12 @@ def test_an_answer_that_straddles_a_publish_has_a_span_of_each_version(
 
 
 def test_an_answer_that_a_publish_cuts_is_continued_under_the_new_version(
-    gateway: Running, first: Trained, trained: Trained
+    engine: Client, gateway: Running, first: Trained, trained: Trained
 ) -> None:
     base = gateway.init()["base_url"]
     with publisher(gateway, mode="abort-resume") as found:
         found.publish(first.weights, 1, first.probe)
+        hold_until_resumed(engine, steps=SHOWN)
         stream = Stream(gateway, base, 1900)
         found.publish(trained.weights, 2, trained.probe)
         stream.ended()

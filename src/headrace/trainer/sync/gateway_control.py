@@ -191,7 +191,7 @@ class DirectControl(CallControl):
         for_each_in_threads(_try_resume, servers)
 
     def set_version(self, address: str, version: int, adapter: str | None = None) -> None:
-        pass  # the server itself was told
+        pass  # the server itself was told; the pool is for whoever publishes to tell
 
     def remove_server(self, address: str) -> None:
         pass  # it was left paused

@@ -197,10 +197,6 @@ class Publisher:
             failed=failed,
         )
 
-    def close(self) -> None:
-        """Does nothing: no call is paused between publishes, and the newest files stay, since servers may still map
-        them."""
-
     def _reached(self, addresses: Iterable[str]) -> tuple[list[RolloutServer], dict[str, str]]:
         """The servers that answer, and for each of the others the reason why it cannot be published to."""
 

@@ -118,11 +118,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AdapterWeights:
     """A LoRA adapter of one version: `tensors` by peft's names and `config` (`adapter_config.json`) for a server that
-    takes adapters; all weights with it `merged` for one that does not."""
+    takes adapters; all weights with it `merged`, what is new of them on a device (None: the model's), for one that does
+    not."""
 
     tensors: Mapping[str, torch.Tensor]
     config: Mapping[str, Any]
-    merged: Callable[[], Mapping[str, torch.Tensor]]
+    merged: Callable[..., Mapping[str, torch.Tensor]]
 
     @property
     def rank(self) -> int:
@@ -176,7 +177,8 @@ class WeightDelivery:
                 if transport.adapter:
                     self._write_adapter(weights, folder)
                 whole = transport.cuda_ipc or transport.shared or transport.files
-                weights = weights.merged() if whole else {}
+                # What travels by memory or files waits in the host's memory: a GPU has no room for a second model.
+                weights = weights.merged(device=None if transport.cuda_ipc else "cpu") if whole else {}
             else:
                 self.dtype = dtype_of(weights)
             if transport.cuda_ipc:
