@@ -71,7 +71,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.rewards.reward_model.FIRST_WAIT_S", 0.0)
 
 
-def chat(said: str, tokens: tuple[int, int] = (10, 5)) -> dict[str, Any]:
+def chat(said: Any, tokens: tuple[int, int] = (10, 5)) -> dict[str, Any]:
     usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
     message = {"role": "assistant", "content": said}
     return {"id": "chatcmpl-1", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
@@ -140,12 +140,45 @@ async def test_a_key_is_sent_and_the_reference_can_be_kept_from_it(
         ({"parser": "json", "field": "points"}, '```json\n{"points": 9}\n```', 0.9),
         ({"parser": "json"}, '{"score": "5"}', None),
         ({"parser": "json"}, '{"score": true}', None),
+        ({"parser": "json"}, f'{{"score": {10**400}}}', None),
+        ({"parser": "json"}, f'{{"score": -{10**400}}}', None),
     ],
 )
 async def test_parsers(server: Server, options: dict[str, Any], said: str, wanted: float | None) -> None:
     server.reply = lambda body, at: chat(said)
     async with judged(server, retries=0, **options) as reward:
         assert values(await reward.score([SAMPLE])) == ["bad_answer" if wanted is None else pytest.approx(wanted)]
+
+
+@pytest.mark.parametrize("said", [[{"type": "text", "text": "Score: 7"}], {"score": 7}, 7, None])
+async def test_a_message_that_is_no_text_is_no_verdict_and_costs_no_other_sample(server: Server, said: Any) -> None:
+    server.reply = lambda body, at: chat(said if '"answer": "odd"' in body["messages"][1]["content"] else "Score: 5")
+    async with judged(server, retries=0) as reward:
+        assert values(await reward.score([Sample(text="odd"), SAMPLE])) == ["bad_answer", 0.5]
+
+
+@pytest.mark.parametrize("usage", ["much", {"prompt_tokens": "much"}, None])
+async def test_a_verdict_counts_whatever_a_server_says_of_its_tokens(server: Server, usage: Any) -> None:
+    server.reply = lambda body, at: {**chat("Score: 5"), "usage": usage}
+    async with judged(server) as reward:
+        assert values(await reward.score([SAMPLE])) == [0.5]
+    assert (reward.counters.tokens_in, reward.counters.tokens_out) == (0, 0)
+
+
+async def test_what_a_judge_raises_is_a_failure_of_that_sample_and_logged(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def parsed(said: str, field: str) -> float:
+        return 1 / len(said.partition("{")[0])
+
+    monkeypatch.setattr("headrace.rewards.judge.json_score", parsed)
+    server.reply = lambda body, at: chat("{}" if '"answer": "odd"' in body["messages"][1]["content"] else "One: {}")
+    async with judged(server, retries=1, parser="json", best=1) as reward:
+        odd, good = await reward.score([Sample(text="odd"), SAMPLE])
+    assert good.value == 0.2
+    assert (odd.source, odd.reason, odd.detail) == ("judge", "error", "it raised ZeroDivisionError: division by zero")
+    assert reward.counters.retried == 1
+    assert "in parsed" in caplog.text
 
 
 async def test_a_judge_without_a_verdict_is_asked_again_with_some_temperature(server: Server) -> None:

@@ -64,6 +64,31 @@ async def test_sources_are_summed_by_weight_and_a_failure_is_never_half_a_sum() 
     assert (reward.counters.scored, reward.counters.failed) == (2, {"error": 1})
 
 
+async def test_what_a_rule_raises_is_a_failure_of_that_sample_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with Reward(RewardConfig.of({"rules": ["number_closeness"]})) as reward:
+        odd, good = await reward.score([Sample(text="4", ground_truth=10**400), Sample(text="4", ground_truth=4)])
+    assert good == Score(1.0, {"number_closeness": 1.0})
+    assert isinstance(odd, RewardFailure)
+    assert (odd.source, odd.reason) == ("number_closeness", "error")
+    assert "it raised OverflowError" in odd.detail
+    assert "Traceback" in caplog.text
+
+
+async def test_a_source_that_raises_fails_for_the_samples_of_that_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scores(samples: Any) -> Any:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(lambda: {}["verdict"]))
+
+    async with Reward(RewardConfig.of({"rules": ["format", "repetition"]})) as reward:
+        monkeypatch.setattr(reward._sources[1], "scores", scores)
+        outcomes = await reward.score([Sample(text="a"), Sample(text="b")])
+    assert [str(outcome) for outcome in outcomes] == ["repetition: error: it raised KeyError: 'verdict'"] * 2
+    assert reward.counters.failed == {"error": 2}
+    assert "Traceback" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -169,6 +169,49 @@ def test_a_reward_function_that_ships_is_a_rule_by_its_name() -> None:
         value("accuracy", r"\boxed{4}")
 
 
+@pytest.mark.parametrize(
+    ("use", "text", "truth", "wanted"),
+    [
+        ("r1", "it is 42", 42, 1.0),
+        ("r1", "it is 41", 42, 0.0),
+        ("r1", "Rome", ["Paris", "Rome"], 1.0),
+        ("r1", "Bonn", ["Paris", "Rome"], 0.0),
+        ("r1", "Rome", {"role": "assistant", "content": "Rome"}, 1.0),
+        ("accuracy", r"\boxed{5}", [4, "5"], 1.0),
+        ("accuracy", r"\boxed{6}", [4, "5"], 0.0),
+        ("cascading_r1_math", r"<think>a</think> \boxed{5}", ["4", "5"], 1.5),
+    ],
+)
+def test_a_reward_functions_ground_truth_is_text_a_number_or_alternatives(
+    use: str, text: str, truth: Any, wanted: float
+) -> None:
+    assert value(use, text, truth) == wanted
+
+
+@pytest.mark.parametrize("truth", ["", [], ["4", None], {"text": "4"}, [["4"]]])
+def test_a_ground_truth_in_which_nothing_can_be_looked_for_is_a_failure(truth: Any) -> None:
+    with pytest.raises(RewardFailure, match="the ground truth"):
+        value("r1", "4", truth)
+
+
+@pytest.mark.parametrize(
+    ("use", "options"),
+    [
+        ("cascading_r1_math", {}),
+        ("combined", {"rewards": ["format", "r1"]}),
+        ("combined", {"rewards": [{"type": "combined", "rewards": ["cascading_r1_math"]}]}),
+    ],
+)
+def test_a_reward_function_inside_another_needs_its_ground_truth_too(use: str, options: dict[str, Any]) -> None:
+    with pytest.raises(RewardFailure, match="no ground truth"):
+        value(use, r"\boxed{4}", **options)
+    assert value(use, r"\boxed{4}", "4", **options) == 1.0
+
+
+def test_a_sum_of_which_no_part_needs_a_ground_truth_does_without() -> None:
+    assert value("combined", GOOD, rewards=["format", {"type": "format", "preferred_tags": ["answer"]}]) == 2.0
+
+
 @pytest.mark.parametrize("use", ["exact_match", "math_verify", "number_closeness", "unit_tests"])
 async def test_a_rule_that_needs_a_ground_truth_fails_without_one_and_is_not_tried_again(use: str) -> None:
     async with Reward(RewardConfig(rules=[{"use": use}])) as reward:
@@ -201,12 +244,30 @@ async def test_a_pattern_that_never_ends_is_ended_and_costs_no_other_sample() ->
         ({"use": "length", "least": 5, "most": 3}, "least, 5, is more than most, 3"),
         ({"use": "unit_tests", "limits": {"cpu": 1}}, "limits.cpu is not known; did you mean cpu_s?"),
         ({"use": "format", "weight": "much"}, "weight"),
+        (
+            {"use": "accuracy", "tolerence": 0.01},
+            "the rule accuracy: tolerence is not known; did you mean tolerance?",
+        ),
+        ({"use": "cascading_r1_math", "boxes": 3}, "boxes is not known; it takes name, weight"),
+        (
+            {"use": "combined", "rewards": ["format", {"type": "r1", "params": {"format_wait": 2}}]},
+            "the rule combined: rewards.1: format_wait is not known; did you mean format_weight?",
+        ),
+        ({"use": "combined", "rewards": ["acuracy"]}, "no reward is called 'acuracy'; did you mean accuracy?"),
+        ({"use": "combined", "rewards": [{"weight": 2}]}, "rewards.0: {'weight': 2} has no `type`"),
     ],
 )
 def test_a_wrong_rule_or_option_is_named(rule: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput) as told:
         RewardConfig.of({"rules": [rule]}, source="run.yaml")
     assert words in str(told.value)
+
+
+def test_options_that_a_reward_function_or_a_part_of_it_takes_are_taken() -> None:
+    assert value("accuracy", r"\boxed{4}", "4", tolerance=0.1, split_on_think_tag=False) == 1.0
+    assert value("r1", "<think>a</think> 4", "4", format_weight=0.25) == 1.25
+    parts = [{"type": "r1", "weight": 2.0, "params": {"format_weight": 0.0}}]
+    assert value("combined", "<think>a</think> 4", "4", rewards=parts, normalization="sum") == 0.5
 
 
 def test_the_registry_has_them_all() -> None:

@@ -15,6 +15,21 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is 
 
 SQUARE = "Here:\n```python\ndef f(x):\n    print('noise')\n    return x * x\n```\n"
 ASSERTS = ["assert f(2) == 4", "assert f(3) == 10"]
+#: What a program does as a script alone.
+GUARD = "if __name__ == '__main__':"
+PLAIN = "def f(x): return x * x"
+#: A dataclass looks its annotations up in the module that it says it is from, and pickle the class.
+IN_ITS_MODULE = """```
+import pickle
+from dataclasses import dataclass
+
+@dataclass
+class Square:
+    side: "int"
+
+def f(x):
+    return pickle.loads(pickle.dumps(Square(x))).side ** 2
+```"""
 DOUBLE = "```\nprint(int(input()) * 2)\n```"
 LIMITS = {"cpu_s": 1, "wall_s": 120}
 
@@ -42,6 +57,12 @@ def scored(text: str, truth: Any, **options: Any) -> Score:
         ("```\nimport os\nos._exit(0)\n```", ASSERTS, {"partial": True}, 0.0),
         ("```\nimport sys\nsys.exit(0)\n```", ASSERTS, {"partial": True}, 0.0),
         ("```\nprint('0')\nprint('1')\n```", ASSERTS, {"partial": True}, 0.0),
+        (f"```\n{PLAIN}\n{GUARD}\n    import sys\n    sys.exit(f(2))\n```", ASSERTS[:1], {}, 1.0),
+        (f"```\n{PLAIN}\n{GUARD}\n    import unittest\n    unittest.main()\n```", ASSERTS[:1], {}, 1.0),
+        (f"```\n{PLAIN}\n{GUARD}\n    print(f(int(input())))\n```", ASSERTS[:1], {}, 1.0),
+        (f"```\n{PLAIN}\n{GUARD}\n    print(f(int(input())))\n```", {"inputs": ["3"], "outputs": ["9"]}, {}, 1.0),
+        (IN_ITS_MODULE, ASSERTS[:1], {}, 1.0),
+        (SQUARE, f"{GUARD}\n    assert f(2) == 5", {}, 0.0),
     ],
 )
 def test_programs(text: str, truth: Any, options: dict[str, Any], wanted: float) -> None:

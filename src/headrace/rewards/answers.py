@@ -19,6 +19,9 @@ NUMBER_BEHIND_HASHES = re.compile(r"####\s*([\d\.]+)")
 THOUGHT = "</think>"
 #: Seconds of processor time that math-verify may take for an answer: a busy machine makes no right answer wrong.
 LIMIT_S = 5.0
+#: Seconds of processor time after which a block that is over its limit, and went on, is broken off again: much longer
+#: than to leave it takes.
+AGAIN_S = 1.0
 
 
 def is_right(content: str, gold: float | int | str, tolerance: float = 1e-6) -> bool:
@@ -76,21 +79,30 @@ def _verified(content: str, gold: float | int | str) -> bool | None:
         return None
 
 
+class _Over(BaseException):
+    """The processor time of a block is over: no `Exception`, since parsers and sympy go on after each of those."""
+
+
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raises `TimeoutError` once the process has used so much CPU time in the block. Without effect outside of the main
-    thread."""
+    """Raises `TimeoutError` once the process has used so much CPU time in the block, whatever exceptions are caught
+    inside. Without effect outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def over(*_: object) -> None:
-        raise TimeoutError(f"it took more than {seconds:g} s of processor time")
+        raise _Over
 
     before = signal.signal(signal.SIGPROF, over)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN_S)
     try:
-        yield
+        try:
+            yield
+        finally:  # what is over only here is over as well
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _Over:
+        raise TimeoutError(f"it took more than {seconds:g} s of processor time") from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)

@@ -33,6 +33,11 @@ class CombinedReward(RewardFunction):
     def name(self) -> str:
         return f"combined({','.join(reward.name for reward in self.reward_functions)})"
 
+    @property
+    def needs_truth(self) -> bool:
+        """Whether one of the rewards does."""
+        return any(reward.needs_truth for reward in self.reward_functions)
+
     def set_wandb_logger(self, logger: Any) -> None:
         super().set_wandb_logger(logger)
         for reward in self.reward_functions:

@@ -29,7 +29,7 @@ from headrace.rewards.function_child import (
     encoded,
 )
 from headrace.rewards.sample import RewardFailure, Sample, Score
-from headrace.rewards.source import Outcome, RewardCounters, RewardSource, attempts, spread
+from headrace.rewards.source import Outcome, RewardCounters, RewardSource, attempts, raised, spread
 
 #: Seconds for a process to start and import what it is to call: torch alone may take dozens on a busy machine.
 START_S = 300.0
@@ -98,13 +98,14 @@ class FunctionProcess:
         return self._reader is not None and not self._reader.done() and not self._killed
 
     async def call(self, samples: Sequence[Sample], batch: bool, timeout_s: float) -> FunctionAnswer:
-        """The answer to one call. Raises `RewardFailure` (`timeout`), after which a process that is not asynchronous is
-        dead, and `FunctionProcessDied`."""
+        """The answer to one call. Its time includes that in which a process that is busy with others does not read it.
+        Raises `RewardFailure` (`timeout`), after which a process that is not asynchronous is dead, and
+        `FunctionProcessDied`."""
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            await self._write(FunctionCall(number, list(samples), batch))
             async with asyncio.timeout(timeout_s):
+                await self._write(FunctionCall(number, list(samples), batch))
                 return await asyncio.shield(answer)
         except TimeoutError:
             await self._cancel(number, answer)
@@ -120,15 +121,14 @@ class FunctionProcess:
 
     async def _cancel(self, number: int, answer: asyncio.Future[FunctionAnswer]) -> None:
         """Ends a call: by a word where it is asynchronous, otherwise, or where that does not help, with its process."""
-        if self.asynchronous and self.alive:
-            try:
-                await self._write(FunctionCall(number, cancel=True))
+        try:
+            if self.asynchronous and self.alive:
+                self._send(FunctionCall(number, cancel=True))
                 await asyncio.wait([answer], timeout=CANCEL_S)
-            except FunctionProcessDied:
-                return
-        if not answer.done():
-            self._given_up = True
-            self._kill()
+        finally:
+            if not answer.done():
+                self._given_up = True
+                self._kill()
 
     async def end(self) -> str:
         """Ends it, and says how it ended."""
@@ -149,10 +149,17 @@ class FunctionProcess:
             except ProcessLookupError:
                 pass
 
+    def _send(self, message: msgspec.Struct) -> None:
+        """Sends a message without waiting until it is read: while a coroutine blocks the process' loop, nothing is."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(encoded(message))
+
     async def _write(self, message: msgspec.Struct) -> None:
+        """Sends a message and waits until little of it is unread, for as long as the caller lets it. Raises
+        `FunctionProcessDied`."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(encoded(message))
+            self._send(message)
             await self._process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
             if self._reader is None:
@@ -269,6 +276,8 @@ class FunctionSource(RewardSource):
             raise failure.of(self.name) from None
         except InvalidInput as error:
             raise RewardFailure(str(error), "unavailable", self.name) from None
+        except Exception as error:  # such as over a row that has no form on the wire
+            raise raised(error, self.name) from error
         if answer.failure is not None:
             raise self._failure(answer.failure)
         return [Score(**one) if isinstance(one, dict) else self._failure(one) for one in answer.scores]

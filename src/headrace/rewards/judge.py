@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import statistics
 from collections import Counter
@@ -148,13 +149,15 @@ class JudgeSource(RewardSource):
             **config.body,
         }
         found = await answer_of(self._client, self._path, body, self.name)
-        usage = found.get("usage") or {}
-        self._counters.tokens_in += int(usage.get("prompt_tokens") or 0)
-        self._counters.tokens_out += int(usage.get("completion_tokens") or 0)
+        self._counters.tokens_in += tokens_of(found, "prompt_tokens")
+        self._counters.tokens_out += tokens_of(found, "completion_tokens")
         try:
             said = found["choices"][0]["message"]["content"] or ""
         except (KeyError, IndexError, TypeError):
             raise RewardFailure(f"its answer has no message: {shown(found)}", "bad_answer", self.name) from None
+        if not isinstance(said, str):
+            detail = f"its message's content is {shown(said)}, a {type(said).__name__}; text is expected"
+            raise RewardFailure(detail, "bad_answer", self.name)
         value = self._parsed(said.rpartition(THOUGHT)[2])
         if value is None:
             raise RewardFailure(f"its words hold no score: {shown(said[-200:], 240)}", "bad_answer", self.name)
@@ -189,8 +192,16 @@ class JudgeSource(RewardSource):
             return None
 
 
+def tokens_of(answer: Mapping[str, Any], field: str) -> int:
+    """The tokens that a server says it used; 0 where it says nothing of the kind."""
+    usage = answer.get("usage")
+    found = usage.get(field) if isinstance(usage, dict) else None
+    return found if isinstance(found, int) else 0
+
+
 def json_score(said: str, field: str) -> float | None:
-    """The number of a field in the last JSON object of a text that has the field; None where there is none."""
+    """The number of a field in the last JSON object of a text that has the field, infinite where it is beyond any
+    float's; None where there is none."""
     decoder = json.JSONDecoder()
     for at in sorted((found.start() for found in re.finditer(r"\{", said)), reverse=True):
         try:
@@ -199,7 +210,10 @@ def json_score(said: str, field: str) -> float | None:
             continue
         value = found.get(field)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                return math.inf if value > 0 else -math.inf
     return None
 
 

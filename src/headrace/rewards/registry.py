@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any, cast
 
 from headrace.files import nearest
-from headrace.rewards.reward_function import RewardFunction
+from headrace.rewards.reward_function import RewardFunction, asks_for_truth
 
 SUFFIX = "reward"
 #: Fields of a data set's configuration, and of an environment's, that name rewards.
@@ -110,9 +110,29 @@ class LegacyFunctionWrapper(RewardFunction):
     def name(self) -> str:
         return str(getattr(self.func, "__name__", type(self.func).__name__))
 
+    @property
+    def needs_truth(self) -> bool:
+        """Whether the function does, whatever else may be passed to it."""
+        return asks_for_truth(self.func)
+
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
         found = self.func(completions, **kwargs)
         return found if isinstance(found, list) else [found] * len(completions)
+
+
+def options_of(registered: Registered) -> set[str] | None:
+    """The options that a reward takes; None for a class that does not ship: what it has no parameter for stands in its
+    `config`, and it may read that."""
+    common = _parameters(RewardFunction)
+    if not inspect.isclass(registered):
+        return common  # a function is handed none of its own
+    return common | _parameters(registered) if registered.__module__.startswith(f"{__package__}.") else None
+
+
+def _parameters(kind: type[Any]) -> set[str]:
+    """The parameters that a class is made with, by their names."""
+    found = inspect.signature(kind).parameters.items()
+    return {name for name, parameter in found if parameter.kind is not parameter.VAR_KEYWORD}
 
 
 def shipped() -> Iterable[str]:

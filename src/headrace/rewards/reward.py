@@ -21,7 +21,7 @@ from headrace.rewards.judge import JudgeSource, RewardJudgeConfig
 from headrace.rewards.reward_model import RewardModelConfig, RewardModelSource
 from headrace.rewards.rule import Rule
 from headrace.rewards.sample import RewardFailure, Sample, Score, score_of
-from headrace.rewards.source import Outcome, RewardCounters, RewardSource, attempts, spread
+from headrace.rewards.source import Outcome, RewardCounters, RewardSource, attempts, raised, spread
 
 #: Samples that quick rules score before others get their turn in the event loop.
 TURN = 64
@@ -53,11 +53,11 @@ class Reward:
 
     async def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """One `Score` or `RewardFailure` for each sample, in their order. Raises nothing but for a cancellation."""
-        by_source = await asyncio.gather(*(source.scores(samples) for source in self._sources))
+        by_source = await asyncio.gather(*(_scores(source, samples) for source in self._sources))
         return [self._combined([outcomes[at] for outcomes in by_source]) for at in range(len(samples))]
 
     async def aclose(self) -> None:
-        """Ends the sources' processes and connections."""
+        """Ends the sources' processes and connections, whatever runs in them; what is scored meanwhile fails."""
         for source in self._sources:
             await source.aclose()
 
@@ -124,6 +124,14 @@ class Reward:
         )
 
 
+async def _scores(source: RewardSource, samples: Sequence[Sample]) -> list[Outcome]:
+    """A source's outcomes. Where it raises, against its word, it has failed for all of these samples."""
+    try:
+        return await source.scores(samples)
+    except Exception as error:
+        return [raised(error, source.name)] * len(samples)
+
+
 class RuleSource(RewardSource):
     """A rule that takes microseconds, computed where it is asked for."""
 
@@ -150,6 +158,7 @@ class ThreadedRuleSource(RewardSource):
         self._counters = counters
         self._at_once = min(config.concurrency, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(self._at_once, thread_name_prefix=f"reward-{name}")
+        self._closed = False
 
     async def ready(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._rule.ready)
@@ -158,10 +167,14 @@ class ThreadedRuleSource(RewardSource):
         return await spread(samples, self._score, self._at_once)
 
     async def aclose(self) -> None:
+        self._closed = True
+        self._rule.close()
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _score(self, sample: Sample) -> Outcome:
         async def call() -> Score:
+            if self._closed:
+                raise RewardFailure("its reward was closed", "unavailable", self.name)
             loop = asyncio.get_running_loop()
             outcome = await loop.run_in_executor(self._threads, outcome_of, self._rule, sample, self.name)
             if isinstance(outcome, RewardFailure):
@@ -178,4 +191,4 @@ def outcome_of(rule: Rule, sample: Sample, name: str) -> Outcome:
     except RewardFailure as failure:
         return failure.of(name)
     except Exception as error:  # over what a model wrote, or what stands in a row
-        return RewardFailure(f"it raised {type(error).__name__}: {error}", "error", name, again=False)
+        return raised(error, name, again=False)

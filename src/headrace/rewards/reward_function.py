@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 log = logging.getLogger("headrace.rewards")
 
 ASSISTANT = "assistant"
+#: The parameters by which a reward asks for what is right.
+ASKING = frozenset({"solution", "ground_truth"})
 
 
 class RewardFunction(ABC):
@@ -34,6 +37,11 @@ class RewardFunction(ABC):
     @property
     def name(self) -> str:
         return self._name or type(self).__name__.lower()
+
+    @property
+    def needs_truth(self) -> bool:
+        """Whether `compute` asks for what is right, as `solution` or `ground_truth`."""
+        return asks_for_truth(self.compute)
 
     @abstractmethod
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
@@ -109,6 +117,11 @@ class RewardFunction(ABC):
             if isinstance(message, dict) and message.get("role") == ASSISTANT and "content" in message:
                 return message["content"]
         return ""
+
+
+def asks_for_truth(function: Callable[..., Any]) -> bool:
+    """Whether a function of completions has a parameter for what is right."""
+    return not ASKING.isdisjoint(inspect.signature(function).parameters)
 
 
 def _own(value: Any, at: int, count: int) -> Any:

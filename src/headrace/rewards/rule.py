@@ -38,6 +38,10 @@ class Rule(BaseModel):
         """Called before the first sample of a rule that is computed in threads. Raises `InvalidInput` where it can
         score nothing on this machine."""
 
+    def close(self) -> None:
+        """Called at the end of a rule that is computed in threads: ends what calls of `score` have started and wait
+        for, which then raise `RewardFailure`, as later ones do."""
+
     @abstractmethod
     def score(self, sample: Sample) -> float | Score:
         """What the answer is worth. Raises `RewardFailure` where that cannot be said."""

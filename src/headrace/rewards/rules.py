@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.extras import install_command, installed
 from headrace.files import checked, nearest
 from headrace.rewards.answers import LIMIT_S, bounded
-from headrace.rewards.registry import registry, shipped
+from headrace.rewards.combined_reward import CombinedReward
+from headrace.rewards.registry import options_of, registry, shipped
+from headrace.rewards.reward_function import RewardFunction
 from headrace.rewards.rule import RULES, Place, Rule, behind_thoughts, last_block, rule, truth_of
 from headrace.rewards.sample import RewardFailure, Sample, Score
 from headrace.rewards.unit_tests import UnitTests
@@ -263,30 +265,71 @@ class Repetition(Rule):
 
 
 class NamedReward(Rule):
-    """A `RewardFunction` that ships, as a rule; its options are that class' own."""
+    """A `RewardFunction` that ships, as a rule; its options are that class' own. Of a list of ground truths, the one
+    counts by which the answer is worth most."""
 
-    model_config = ConfigDict(extra="allow")
     place: ClassVar[Place] = "process"
 
     name_of: str
-    _function: Any = PrivateAttr(None)
+    _function: RewardFunction = PrivateAttr()
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> NamedReward:
-        made = cls(name_of=name, **options)
+        made, where = cls(name_of=name), f"the rule {name}"
         try:
+            _check_options(name, options, where)
             made._function = registry.create(name, **options)
-        except TypeError as error:
-            raise InvalidInput(f"the rule {name}: {error}") from error
+        except (TypeError, ImportError) as error:
+            raise InvalidInput(f"{where}: {error}") from error
         return made
 
     def score(self, sample: Sample) -> float:
-        asked = inspect.signature(self._function.compute).parameters
-        truth = truth_of(sample) if "solution" in asked or "ground_truth" in asked else sample.ground_truth
+        if not self._function.needs_truth:
+            return self._computed(sample.text, sample.ground_truth)
+        values = [self._computed(sample.text, truth) for truth in _texts(truth_of(sample))]
+        return next((value for value in values if math.isnan(value)), max(values))
+
+    def _computed(self, text: str, truth: Any) -> float:
         (found,) = self._function.compute(
-            [[{"role": "assistant", "content": sample.text}]], solution=truth, ground_truth=truth
+            [[{"role": "assistant", "content": text}]], solution=truth, ground_truth=truth
         )
         return float(found)
+
+
+def _check_options(name: str, options: Mapping[str, Any], where: str) -> None:
+    """Raises `InvalidInput` for an option that neither a reward nor, where it is a combined one, its part takes."""
+    kind = registry.get(name)
+    known = options_of(kind)
+    if known is not None:
+        for option in options:
+            if option not in known:
+                instead = nearest(option, known) or f"; it takes {', '.join(sorted(known))}"
+                raise InvalidInput(f"{where}: {option} is not known{instead}")
+    if kind is not CombinedReward:
+        return
+    for at, part in enumerate(options.get("rewards", ())):
+        if isinstance(part, Mapping):
+            inside = f"{where}: rewards.{at}"
+            if "type" not in part:
+                raise InvalidInput(f"{inside}: {shown(dict(part))} has no `type`, which is the reward's name")
+            own = {option: value for option, value in part.items() if option not in ("type", "params")}
+            _check_options(part["type"], {**own, **part.get("params", {})}, inside)
+
+
+def _texts(truth: Any) -> list[str]:
+    """What a ground truth says is right, as texts: one, or each of a list; a message counts by its text. Raises
+    `RewardFailure` where one of them is none."""
+    found = []
+    for one in truth if isinstance(truth, list | tuple) else [truth]:
+        said = RewardFunction.get_content(one) if isinstance(one, Mapping) else one
+        if not isinstance(said, str | Real) or not str(said).strip():
+            raise RewardFailure(f"the ground truth holds {shown(one)}: text or a number is expected", again=False)
+        found.append(str(said))
+    if not found:
+        raise RewardFailure(
+            "the ground truth is an empty list: text, a number or some of them are expected", again=False
+        )
+    return found
 
 
 def _last_boxed(text: str) -> str:

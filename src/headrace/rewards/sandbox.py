@@ -1,10 +1,11 @@
 """Programs that nobody has read: run in a process that may compute, within limits, and do nothing else.
 
 A program gets a scratch folder, an environment without anything of ours, and limits of time, memory, files and
-processes. It has no network, writes nothing outside of its folder, reads Python and the system's libraries, and is gone
-with all its children when `run` returns. `sandbox_child.py` says by which of Linux' means; none needs root. Where one
-cannot be had (an old kernel), nothing is run and `SandboxUnavailable` says what is missing, unless `trusted` is set; on
-another system nothing is run at all.
+processes. It has no network, writes nothing outside of its folder, reads Python and the system's libraries, signals no
+process but its own, and is gone with all its children when `run` returns, or the process that called it ends, however
+that does. `sandbox_child.py` says by which of Linux' means; none needs root. Where one cannot be had (an old kernel),
+nothing is run and `SandboxUnavailable` says what is missing, unless `trusted` is set; on another system nothing is run
+at all.
 
 What it is not: a virtual machine. A hole in the kernel is a hole in it.
 """
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +33,7 @@ from headrace.data.errors import HeadraceError
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 #: What has to hold before a program that is not trusted is run.
-MUST_HOLD = ("files", "network", "processes")
+MUST_HOLD = ("files", "network", "processes", "signals")
 #: Bytes read from a pipe at once.
 PART = 1 << 16
 #: Seconds in which what was killed lets go of its pipes; the kernel needs milliseconds.
@@ -78,13 +80,13 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     stderr: str
     cpu_s: float = 0.0
     max_rss_mb: float = 0.0
-    #: What held: `namespaces`, `user`, `processes`, `files`, `network`.
+    #: What held: `namespaces`, `user`, `processes`, `files`, `network`, `signals`.
     held: tuple[str, ...] = ()
 
 
 class Sandbox:
-    """Runs Python programs, each in a process and a folder of its own. It holds nothing between two runs, and may be
-    used by several threads.
+    """Runs Python programs, each in a process and a folder of its own, until it is closed. It holds nothing between two
+    runs, and may be used by several threads.
 
     `readable` are further paths that programs may read. `trusted` runs them also where Linux cannot confine them, under
     whatever of it holds. `namespaces` False does without them, as on machines that forbid them.
@@ -102,6 +104,18 @@ class Sandbox:
         self._readable = [str(path) for path in readable]
         self._trusted = trusted
         self._namespaces = namespaces
+        self._lock = threading.Lock()
+        #: The process groups of what runs, none of which has been waited for: their numbers are nobody else's.
+        self._groups: set[int] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Kills what runs, and lets nothing run any more: those calls of `run`, and later ones, raise
+        `SandboxUnavailable`."""
+        with self._lock:
+            self._closed = True
+            for group in self._groups:
+                _kill(group)
 
     def run(self, program: str, *, stdin: str = "", files: Mapping[str, str] | None = None) -> SandboxResult:
         """Runs a Python program's text to its end, `files` beside it by their names.
@@ -110,6 +124,7 @@ class Sandbox:
         """
         if sys.platform != "linux":
             raise SandboxUnavailable(f"programs are run by means of Linux, and this is {sys.platform}", again=False)
+        self._check_open()
         folder = Path(tempfile.mkdtemp(prefix="headrace-sandbox-"))
         try:
             folder.chmod(0o711)  # so that the sandbox's user gets to the scratch folder below, and sees no other
@@ -150,6 +165,7 @@ class Sandbox:
             "limits": self.limits.model_dump(),
             "must_hold": [] if self._trusted else MUST_HOLD,
             "namespaces": self._namespaces,
+            "parent": os.getpid(),
             "readable": [*python, *self._readable],
             "report_fd": report_to,
             "scratch": str(scratch),
@@ -163,13 +179,26 @@ class Sandbox:
         outputs = (process.stdout.fileno(), process.stderr.fileno(), report)
         said = {fd: bytearray() for fd in outputs}
         most = self.limits.output_kb << 10
-        late = not _read(said, report, time.monotonic() + self.limits.wall_s, most)
-        # The group has all that the program started: it can neither leave it nor begin a session.
-        _kill(process.pid)
+        with self._lock:
+            self._groups.add(process.pid)
+            if self._closed:
+                _kill(process.pid)
+        try:
+            late = not _read(said, report, time.monotonic() + self.limits.wall_s, most)
+        finally:
+            with self._lock:
+                self._groups.remove(process.pid)
+            # The group has all that the program started: it can neither leave it nor begin a session.
+            _kill(process.pid)
         _read(said, None, time.monotonic() + END_S, most)
         process.wait()
+        self._check_open()
         stdout, stderr, told = (bytes(said[fd]).decode(errors="replace") for fd in outputs)
         return _result([json.loads(line) for line in told.splitlines()], stdout, stderr, late, self.limits.cpu_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxUnavailable("the sandbox was closed, and what ran in it was ended")
 
 
 def _environment(scratch: Path) -> dict[str, str]:

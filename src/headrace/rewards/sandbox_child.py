@@ -11,6 +11,12 @@ holds:
   process outside traced or looked into.
 - `network` (seccomp): no socket is made, whatever else is allowed; nor a new session, so that a signal to the process
   group reaches all.
+- `signals`: no process outside is signalled, nor its limits changed, by whatever of these there is: processes or a user
+  of its own; signals by Landlock from its version 6 on and limits by seccomp; all of it by seccomp, and then a process
+  of the program's signals itself alone.
+
+Nothing outlives the process that started it: each process here ends with its parent, and this one, which sees the end
+of whoever started it, ends the whole group then.
 """
 
 import ctypes
@@ -19,9 +25,11 @@ import json
 import os
 import platform
 import resource
+import select
+import signal
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +42,6 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 47, 2
 CAPABILITIES_VERSION = 0x20080522
 #: Capabilities that let a user read what root alone may: reading, or, where there is not that one, all of it.
 CAP_DAC_READ_SEARCH, CAP_DAC_OVERRIDE = 2, 1
-SIGKILL = 9
 #: From this user id on, one for each sandbox: above what systems give to people and services.
 FIRST_UID = 1_500_000_000
 NOBODY = 65534
@@ -48,20 +55,40 @@ DENIED = {
                              "unshare": 97, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
                              "open_by_handle_at": 265, "bpf": 280, "io_uring_setup": 425}),
 }  # fmt: skip
+#: By machine: the numbers of what reaches other processes of the same user.
+REACHING = {
+    "x86_64": {"kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
+               "pidfd_send_signal": 424, "fcntl": 72, "ioctl": 16, "prlimit64": 302},
+    "aarch64": {"kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240,
+                "pidfd_send_signal": 424, "fcntl": 25, "ioctl": 29, "prlimit64": 261},
+}  # fmt: skip
+#: Those of them that send a signal, and whose first argument says to which process.
+SENDING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+#: What names a process that gets a signal whenever there is something to read: of fcntl, and of ioctl.
+F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP = 8, 15, 0x8901, 0x8902
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 KILL, ALLOW, ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 X32_NUMBERS = 0x40000000
+#: Where a call's number, its machine and its arguments stand, of which each has eight bytes, the lower four first.
+NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16
+#: An instruction of a filter: what it does, how many to leave out where it holds and where not, and its operand.
+Instruction = tuple[int, int, int, int]
+PERMITTED: Instruction = (RETURN, 0, 0, ALLOW)
+REFUSED: Instruction = (RETURN, 0, 0, ERRNO | errno.EPERM)
 
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 #: What can be allowed below a folder, by Landlock's version: all of version 1, then refer, truncate, ioctl_dev.
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+#: The version from which Landlock shuts off signals to processes outside, and abstract sockets.
+SCOPING = 6
 #: What a Python needs to read beside itself.
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/full")
 
 
 def main() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the starting thread had blocked
     with open(sys.argv[1], encoding="utf-8") as file:
         spec = json.load(file)
     report_to = spec["report_fd"]
@@ -73,21 +100,38 @@ def main() -> None:
 
     try:
         uid = enter(spec, held)
+        # What a program started has lost its parent by then, and a namespace to end it may not be had: the group is.
+        signal.signal(signal.SIGTERM, lambda *_: os.killpg(os.getpid(), signal.SIGKILL))
+        end_with_parent(signal.SIGTERM, lambda: os.getppid() == spec["parent"])
+        here, kept_open = os.pipe()  # which this process keeps open to its end: the first of a namespace sees no parent
         first = os.fork()  # with a namespace of processes, this is its first: all others end with it
         if first:
             os.close(report_to)
             os.waitpid(first, 0)
             os._exit(0)
-        LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL)
+        os.close(kept_open)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_with_parent(signal.SIGKILL, lambda: not select.select([here], [], [], 0)[0])
+        supervisor = os.getpid()
         program = os.fork()
         if program:
             _, status, used = os.wait4(program, 0)
             code = os.waitstatus_to_exitcode(status)
             tell(exit_code=code, cpu_s=used.ru_utime + used.ru_stime, max_rss_mb=used.ru_maxrss / 1024)
             os._exit(0)
-        begin(spec, held, uid, tell)
+        begin(spec, held, uid, supervisor, tell)
     except BaseException as error:
         tell(error=f"{type(error).__name__}: {error}")
+        os._exit(1)
+
+
+def end_with_parent(how: signal.Signals, has_one: Callable[[], bool]) -> None:
+    """Has the kernel send this process a signal once its parent ends, and ends it here where that is over: `has_one`
+    says whether the parent is there. The kernel forgets it with every change of user, so it comes after the last one;
+    a program that this process becomes keeps it."""
+    if LIBC.prctl(PR_SET_PDEATHSIG, int(how), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "pdeathsig")
+    if not has_one():
         os._exit(1)
 
 
@@ -145,15 +189,17 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
         raise OSError(ctypes.get_errno(), f"mount {target}: {os.strerror(ctypes.get_errno())}")
 
 
-def begin(spec: dict[str, Any], held: list[str], uid: int | None, tell: Callable[..., None]) -> None:
-    """Becomes the program, confined."""
+def begin(spec: dict[str, Any], held: list[str], uid: int | None, supervisor: int, tell: Callable[..., None]) -> None:
+    """Becomes the program, confined, which ends with its `supervisor`."""
     limits = spec["limits"]
     given = os.open(spec["stdin"], os.O_RDONLY)
     os.dup2(given, 0)
     os.close(given)
     if uid is not None and become(uid, spec["argv"][0]):
         held.append("user")
-    others = 0 if uid == os.geteuid() or "namespaces" in held else tasks_of(os.getuid())
+    end_with_parent(signal.SIGKILL, lambda: os.getppid() == supervisor)
+    apart = uid == os.geteuid() or "namespaces" in held  # no process outside is of its user, or in its sight
+    others = 0 if apart else tasks_of(os.getuid())
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_s"], limits["cpu_s"] + 1))
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
@@ -167,10 +213,15 @@ def begin(spec: dict[str, Any], held: list[str], uid: int | None, tell: Callable
         held.append("processes")
     if LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
+    scoped = False
     if landlock(spec["readable"]):
         held.append("files")
-    if seccomp():
+        scoped = landlock_version() >= SCOPING
+    filtered = seccomp(signals=not (apart or scoped), limits=not apart)
+    if filtered:
         held.append("network")
+    if apart or filtered:
+        held.append("signals")
     lacking = [name for name in spec["must_hold"] if name not in held]
     if lacking:
         tell(lacking=lacking)
@@ -243,8 +294,8 @@ def landlock(readable: list[str]) -> bool:
         return False
     rights = RIGHTS[max(known for known in RIGHTS if known <= version)]
     network = 3 if version >= 4 else 0  # TCP: bind, connect
-    scoped = 3 if version >= 6 else 0  # abstract sockets, signals
-    fields = (rights, network, scoped)[: 3 if version >= 6 else 2 if version >= 4 else 1]
+    scoped = 3 if version >= SCOPING else 0  # abstract sockets, signals
+    fields = (rights, network, scoped)[: 3 if version >= SCOPING else 2 if version >= 4 else 1]
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     rules = LIBC.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     if rules < 0:
@@ -267,21 +318,39 @@ def landlock(readable: list[str]) -> bool:
     return bool(LIBC.syscall(LANDLOCK_RESTRICT, rules, 0) == 0)
 
 
-def seccomp() -> bool:
-    """Whether sockets, and what would lead around the other measures, were shut off."""
+def seccomp(*, signals: bool, limits: bool) -> bool:
+    """Whether sockets, and what would lead around the other measures, were shut off; with `signals` also signals to
+    other processes, and with `limits` their limits."""
     if platform.machine() not in DENIED:
         return False
-    machine, numbers = DENIED[platform.machine()]
-    refuse = (RETURN, 0, 0, ERRNO | errno.EPERM)
-    lines = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    machine, denied = DENIED[platform.machine()]
+    reaching = REACHING[platform.machine()]
+    lines: list[Instruction] = [(LOAD, 0, 0, MACHINE_AT), (JUMP_EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL)]
+    lines.append((LOAD, 0, 0, NUMBER_AT))
     if platform.machine() == "x86_64":
-        lines += [(JUMP_AT_LEAST, 0, 1, X32_NUMBERS), refuse]
-    for number in numbers.values():
-        lines += [(JUMP_EQUAL, 0, 1, number), refuse]
-    lines.append((RETURN, 0, 0, ALLOW))
+        lines += [(JUMP_AT_LEAST, 0, 1, X32_NUMBERS), REFUSED]
+    for number in (*denied.values(), *((reaching["pidfd_send_signal"],) if signals else ())):
+        lines += [(JUMP_EQUAL, 0, 1, number), REFUSED]
+    if signals:
+        for name in SENDING:  # to itself, as abort() does; 0 would be its group, which others are in
+            lines += by_argument(reaching[name], 0, [os.getpid()], PERMITTED, REFUSED)
+        lines += by_argument(reaching["fcntl"], 1, [F_SETOWN, F_SETOWN_EX], REFUSED, PERMITTED)
+        lines += by_argument(reaching["ioctl"], 1, [FIOSETOWN, SIOCSPGRP], REFUSED, PERMITTED)
+    if limits:
+        lines += by_argument(reaching["prlimit64"], 0, [0, os.getpid()], PERMITTED, REFUSED)
+    lines.append(PERMITTED)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = struct.pack("@HP", len(lines), ctypes.addressof(code))
     return bool(LIBC.prctl(PR_SET_SECCOMP, 2, program, 0, 0) == 0)
+
+
+def by_argument(
+    number: int, argument: int, values: Sequence[int], where_one: Instruction, otherwise: Instruction
+) -> list[Instruction]:
+    """What to do about the call of this number, by one of its arguments, of 32 bits: whether it is one of `values`."""
+    compared = [(JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
+    lines = [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *compared, otherwise, where_one]
+    return [(JUMP_EQUAL, 0, len(lines), number), *lines]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,6 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from headrace.rewards.sample import RewardFailure, Sample, Score
+
+log = logging.getLogger("headrace.rewards")
 
 #: Seconds before the first attempt after a failure of a server; twice that before each further one, up to the most.
 #: Each is shortened by chance, by up to half, so that not all come again at once.
@@ -57,17 +60,28 @@ async def attempts(
     call: Callable[[], Awaitable[Score]], retries: int, counters: RewardCounters, wait_s: float = 0.0
 ) -> Outcome:
     """What `call` returned, or its last failure after `retries` further attempts; `wait_s` is the first wait between
-    two."""
+    two. Whatever else it raises is such a failure too."""
     for attempt in range(retries + 1):
         try:
             return await call()
-        except RewardFailure as failure:
-            if attempt == retries or not failure.again:
-                return failure
-            counters.retried += 1
-            wait = min(wait_s * 2**attempt, MOST_WAIT_S) * random.uniform(0.5, 1.0)
-            await asyncio.sleep(max(wait, min(failure.after_s, MOST_WAIT_S)))
+        except RewardFailure as failed:
+            failure = failed
+        except Exception as error:  # no source should raise it; what it does costs this sample alone
+            failure = raised(error)
+        if attempt == retries or not failure.again:
+            return failure
+        counters.retried += 1
+        wait = min(wait_s * 2**attempt, MOST_WAIT_S) * random.uniform(0.5, 1.0)
+        await asyncio.sleep(max(wait, min(failure.after_s, MOST_WAIT_S)))
     raise AssertionError("not reached")
+
+
+def raised(error: Exception, source: str = "", *, again: bool = True) -> RewardFailure:
+    """The failure of a sample over which a source raised something else: it names what, and the log has where."""
+    if isinstance(error, ExceptionGroup):  # of `spread`
+        error = error.exceptions[0]
+    log.error("a source of the reward raised %s over a sample", type(error).__name__, exc_info=error)
+    return RewardFailure(f"it raised {type(error).__name__}: {error}", "error", source, again=again)
 
 
 async def spread(items: Sequence[Item], call: Callable[[Item], Awaitable[Result]], concurrency: int) -> list[Result]:

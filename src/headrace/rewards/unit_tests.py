@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.rewards.rule import Place, Rule, behind_thoughts, last_block, rule, truth_of
@@ -19,16 +19,20 @@ from headrace.rewards.sample import RewardFailure, Sample, Score
 from headrace.rewards.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxUnavailable
 
 #: Runs a program and then its tests, each of which is code that raises where the program is wrong. What passed is told,
-#: line by line, on a descriptor and with a token that the program is not handed: printing cannot claim success.
+#: line by line, on a descriptor and with a token that the program is not handed: printing cannot claim success. The
+#: program is run as a module that is imported, so that one which as a script would read its input, or end itself, gets
+#: to its tests; those are run as a script, since a guard of theirs holds what they check.
 HARNESS = """\
-import json, os
+import json, os, sys, types
 with open("case.json") as _file:
     _case = json.load(_file)
 os.unlink("case.json")
 def _run(case, tell=os.write, to=os.dup(1)):
-    names = {"__name__": "__main__"}
+    sys.modules["answer"] = module = types.ModuleType("answer")
+    names = vars(module)
     token, tests = case.pop("token"), case.pop("tests")
     exec(compile(case.pop("program"), "answer.py", "exec"), names)
+    names["__name__"] = "__main__"
     for at, test in enumerate(tests):
         try:
             exec(compile(test, f"test {at}", "exec"), names)
@@ -57,7 +61,7 @@ class UnitTests(Rule):
     The tests are the ground truth: code that raises (`assert f(2) == 4`), one text or a list; `{"test": ...,
     "entry_point": ...}` as in HumanEval; or inputs and outputs, `{"inputs": [...], "outputs": [...]}` or a list of
     `{"input": ..., "output": ...}`, for which the program is run once each with an input on stdin. Any of it may be
-    JSON text.
+    JSON text. Where tests are code, the program is imported: what it does `if __name__ == "__main__":` is left out.
     """
 
     place: ClassVar[Place] = "thread"
@@ -69,15 +73,19 @@ class UnitTests(Rule):
     readable: list[Path] = Field([], description="further paths that a program may read, such as data")
     trusted: bool = Field(False, description="run programs also where this machine's Linux cannot confine them")
 
+    _sandbox: Sandbox = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        self._sandbox = Sandbox(self.limits, readable=self.readable, trusted=self.trusted)
+
     def ready(self) -> None:
         try:
             self._sandbox.run("")
         except SandboxUnavailable as error:
             raise InvalidInput(f"unit_tests: {error}") from error
 
-    @property
-    def _sandbox(self) -> Sandbox:
-        return Sandbox(self.limits, readable=self.readable, trusted=self.trusted)
+    def close(self) -> None:
+        self._sandbox.close()
 
     def score(self, sample: Sample) -> Score:
         tests = read_tests(truth_of(sample))
