@@ -82,6 +82,28 @@ def test_a_blob_that_several_steps_share_is_sent_once() -> None:
         assert np.array_equal(found.routed_experts, experts)
 
 
+def test_what_a_scored_groups_metadata_says_at_length_is_a_blob() -> None:
+    said = {"scored_group": True, "overrides": {"a": 1}, "advantages": [0.1] * 10_000, "images": ["x" * 2_000_000]}
+    block = pack([step(metadata=said, step_index=i) for i in range(3)])
+    assert len(block.blobs) == 2
+    assert all(len(head.extra) < 1000 for head in block.heads)
+    check_heads(sent(block))
+    for found in unpacked(sent(block)):
+        assert found.metadata == said
+    block.blobs.clear()
+    assert unpacked(block)[0].metadata == {**said, "advantages": None, "images": None}, "they were lost"
+    with pytest.raises(InvalidInput, match="at most 1048576 a step"):
+        pack([step(metadata={"images": said["images"]})])
+
+
+def test_a_value_of_metadata_that_cannot_be_read_is_refused() -> None:
+    block = pack([step(metadata={"scored_group": True, "images": "x" * 100_000})])
+    [digest] = block.blobs
+    block.blobs[digest] = b"\xc1"
+    with pytest.raises(InvalidInput, match="step 0: a value of a step's metadata cannot be read"):
+        check_heads(block)
+
+
 def test_a_step_whose_blob_was_lost_reads_without_it() -> None:
     block = pack([step(multi_modal_data={"image": b"gone", "size": 4})])
     block.blobs.clear()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.envs.kit import CountingEnv
+from tests.envs.kit import SERVER, CountingEnv
 
-from headrace.envs import BaseEnvConfig
+from headrace.data.errors import HeadraceError
+from headrace.envs import BaseEnvConfig, ConversationConfig, ConversationEnv
 from headrace.envs.process import evaluate
 
 
@@ -82,3 +84,55 @@ async def test_metrics_that_are_returned_are_written(tmp_path: Path) -> None:
 async def test_metrics_that_are_told_to_the_log_are_written(tmp_path: Path) -> None:
     await evaluate(made(tmp_path, Telling))
     assert results(tmp_path)["all"] == {"eval/mean": 0.75}
+
+
+# -- environments of conversations -------------------------------------------------------------------------------------
+
+
+class Conversing(ConversationEnv):
+    """A held-out item is its conversation's score, or the error that ends it."""
+
+    name = "conversing"
+
+    def __init__(self, folder: Path, *items: float | Exception) -> None:
+        super().__init__(ConversationConfig(data_dir_to_save_evals=str(folder), use_wandb=False), [SERVER])
+        self.items = items
+
+    async def setup(self) -> None:
+        pass
+
+    async def get_next_item(self) -> None:
+        return None
+
+    def held_out(self) -> Any:
+        return self.items
+
+    async def play(self, server: Any, item: Any, **sampling: Any) -> Any:
+        if isinstance(item, Exception):
+            raise item
+        return [{"role": "user", "content": "?"}], item
+
+
+async def test_a_conversation_that_fails_has_no_score_and_costs_no_other_its_own(tmp_path: Path) -> None:
+    env = Conversing(tmp_path, 1.0, HeadraceError("the judge gave no verdict"), 0.5, ValueError())
+    assert await env.evaluate() == {"eval/score": 0.75}
+    await env.close()
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [sample["score"] for sample in samples] == [1.0, None, 0.5, None]
+    assert [sample.get("error") for sample in samples] == [None, "the judge gave no verdict", None, "ValueError"]
+    assert env.counts.failed == {"play": 2}
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([ValueError("one"), ValueError("two")], "none of 2 held-out items has a score: the last one failed with: two"),
+        ([], "none of 0 held-out items has a score: held_out() gave none"),
+    ],
+)
+async def test_an_evaluation_without_a_score_is_an_error(tmp_path: Path, items: list[Exception], said: str) -> None:
+    env = Conversing(tmp_path, *items)
+    with pytest.raises(HeadraceError, match=f"^{re.escape(said)}$"):
+        await env.evaluate()
+    await env.close()
+    assert not list(tmp_path.iterdir())

@@ -82,7 +82,7 @@ def test_an_environment_feeds_headrace_train_without_a_call_by_hand(children: Pr
     assert [(row["groups"], row["trajectories"], row["updates"]) for row in rows] == [
         (GROUPS, GROUPS * GROUP_SIZE, 1)
     ] * STEPS
-    with httpx.Client(base_url=server, trust_env=False) as api:
+    with httpx.Client(base_url=server, timeout=PATIENCE_S, trust_env=False) as api:
         assert api.get("/status").json()["current_step"] == STEPS
         answer = api.get("/status-env", params={"env_id": 0}).json()
     assert (answer["ended_at"], answer["current_step"]) == (STEPS, STEPS + 1)

@@ -138,6 +138,8 @@ def test_killed_at_random_moments_it_goes_on_and_every_rollout_is_complete_once(
 
 
 def test_with_a_gateway_of_its_own_that_is_killed_all_rows_are_played(starting: Project) -> None:
+    hold = starting.folder / "hold"
+    hold.touch()  # so that it has not ended before its gateway is killed
     process = starting.start()
     assert process.stdout is not None
     assert process.stdout.readline().startswith("rollouter ready on http://127.0.0.1:")
@@ -145,6 +147,7 @@ def test_with_a_gateway_of_its_own_that_is_killed_all_rows_are_played(starting: 
     killed = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "headrace gateway"], capture_output=True)
     for pid in killed.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
+    hold.unlink()
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, (starting.folder / "stderr.log").read_text()
     told = json.loads(out.splitlines()[-1])

@@ -56,6 +56,15 @@ def test_paths_are_below_the_files_folder(written: Path, monkeypatch: pytest.Mon
     assert own.train.algorithm.loss == f"{written}/mine.py:loss"
 
 
+def test_a_tilde_is_the_home_folder(written: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load(written / "run.yaml", ["data.train=~/mine.jsonl", "data.val=~/held_out.jsonl"])
+    assert config.data is not None
+    assert (config.data.train, config.data.val) == (tmp_path / "mine.jsonl", tmp_path / "held_out.jsonl")
+    config = load(written / "run.yaml", ["agent={env: ~/my_env.py}", "data=null", "reward=null"])
+    assert config.agent.env == str(tmp_path / "my_env.py")
+
+
 def test_values_are_set_on_the_command_line(written: Path) -> None:
     config = load(written / "run.yaml", ["train.steps=3", "train.optimizer.lr=0.5", "evaluate.by=[data_source]"])
     assert (config.train.steps, config.train.optimizer.lr, config.evaluate.by) == (3, 0.5, ["data_source"])
@@ -85,6 +94,7 @@ def test_an_evaluation_may_be_sampled_otherwise(written: Path) -> None:
         ("train.steps=2026-13-45", "is no value of YAML: month"),
         ("model.size=3", "model is 'model', which has no fields"),
         ("train.steps=[", "no value of YAML"),
+        ("data.val=~no-such-user/val.jsonl", "data.val: .*~no-such-user/.* names a home folder that is not known here"),
     ],
 )
 def test_a_wrong_change_is_named(written: Path, change: str, said: str) -> None:

@@ -137,6 +137,13 @@ def test_a_sample_without_a_score_has_failed_and_is_no_zero(tmp_path: Path) -> N
     assert (found.rollouts, found.failed, found.mean, found.pass_at) == (2, 1, 1.0, {1: 1.0})
 
 
+def test_a_sample_that_failed_says_why(tmp_path: Path) -> None:
+    samples = [{"score": 1}, {"messages": [], "score": None, "error": "no verdict"}]
+    found = evaluated(tmp_path, {"eval/score": 1.0}, samples)
+    assert (found.rollouts, found.failed, found.mean) == (2, 1, 1.0)
+    assert [one.failure for one in found.played] == [None, "no verdict"]
+
+
 @pytest.mark.parametrize(
     ("metrics", "mean"),
     [

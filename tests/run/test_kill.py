@@ -17,7 +17,7 @@ from headrace.run.new import Kind
 
 pytestmark = pytest.mark.system
 
-STEPS, GROUPS, ROLLOUTS = 12, 8, 8
+GROUPS, ROLLOUTS = 8, 8
 #: Which process is killed after which step, by a word of its command line.
 KILLS = {1: "reward", 2: "rollout", 4: "gateway", 5: "train", 7: "engine"}
 #: After which step the runner itself is.
@@ -46,8 +46,8 @@ def command_of(child: psutil.Process) -> list[str]:
 @pytest.mark.timeout(2 * RUN_S)
 def test_a_run_completes_whatever_is_killed(project: Callable[[Kind], Path]) -> None:
     folder = project("agent")
-    changes = ("--set", f"train.steps={STEPS}", "--set", "data.val=null", "--set", "train.checkpoint.every=3")
-    with started(folder, *changes) as process:
+    changes = ("--set", "data.val=null", "--set", "train.checkpoint.every=3")
+    with started(folder, *changes, "--set", "train.steps=10000") as process:  # it has not ended when it is killed
         for step, word in KILLS.items():
             until_step(process, folder, step)
             kill(process, word)
@@ -56,14 +56,15 @@ def test_a_run_completes_whatever_is_killed(project: Callable[[Kind], Path]) -> 
         assert len(orphans) >= 5
         process.kill()
         process.communicate()
-    with started(folder, *changes, "--resume") as process:
+    steps = len(metrics(folder)) + 4
+    with started(folder, *changes, "--set", f"train.steps={steps}", "--resume") as process:
         told = result(process)
     assert psutil.wait_procs(orphans, timeout=300)[1] == []
     assert processes_of(folder) == []
     rows = metrics(folder)
-    assert told["steps"] == STEPS
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert told["steps"] == steps
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
     assert all(after["version"] > before["version"] for before, after in pairwise(rows))
     # A rollout is one call of one token: what was learned from is what was consumed, to the token: nothing twice.
-    learned = STEPS * GROUPS * ROLLOUTS
+    learned = steps * GROUPS * ROLLOUTS
     assert sum(row["tokens"] for row in rows) == ledger(folder, "train")["consumed"] == learned

@@ -114,6 +114,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
 _encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: to_plain(value))
 _extra_decoder = msgspec.msgpack.Decoder(StepExtra, ext_hook=no_extension)
 _peek_decoder = msgspec.msgpack.Decoder(StepExtraPeek, ext_hook=no_extension)
+_value_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=no_extension)
 #: The extra that was looked into last, and what it held: a submit asks the same step several times in a row.
 _peeked: tuple[bytes, StepExtraPeek] = b"", StepExtraPeek()
 
@@ -371,12 +372,22 @@ def read_block(header: BlockHeader, body: memoryview) -> Block:
     return Block(header.heads, body[: header.ids], body[header.ids : header.ids + header.log_probs], blobs)
 
 
-def pack_extra(extra: StepExtra) -> bytes:
-    """The extra as a head holds it; `InvalidInput` where it has no msgpack form, or is too large."""
+def pack_value(value: Any) -> bytes:
+    """A value of metadata, or a step's whole extra, in msgpack; `InvalidInput` where it has no such form."""
     try:
-        encoded = _encoder.encode(extra)
+        return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"metadata and sampling hold JSON values with string keys: {error}") from None
+
+
+def unpack_value(data: Buffer) -> Any:
+    """The value that `pack_value` packed; `FrameError` where it cannot be read."""
+    return decoded(_value_decoder, data, "a value of a step's metadata")
+
+
+def pack_extra(extra: StepExtra) -> bytes:
+    """The extra as a head holds it; `InvalidInput` where it has no msgpack form, or is too large."""
+    encoded = pack_value(extra)
     if len(encoded) > MAX_METADATA_BYTES:
         raise InvalidInput(
             f"metadata and sampling take {len(encoded)} bytes; at most {MAX_METADATA_BYTES} a step are kept"

@@ -20,13 +20,18 @@ from headrace.data.block import (
     floats_array,
     ids_array,
     pack_extra,
+    pack_value,
+    unpack_value,
 )
-from headrace.data.errors import HeadraceError, InvalidInput, shown
+from headrace.data.errors import FrameError, HeadraceError, InvalidInput, shown
 from headrace.data.frame import Buffer
+from headrace.data.guidance import SCORED_GROUP
 from headrace.data.step import (
     INT32_MAX,
     MAX_METADATA_DEPTH,
     MAX_UID_CHARACTERS,
+    REWARD_INFO,
+    REWARD_SOURCE,
     FloatArray,
     IntArray,
     Step,
@@ -39,7 +44,12 @@ from headrace.data.step import (
 )
 
 DIGEST_SIZE = 16  # bytes of a blob's hash
+#: Bytes from which a packed value of a scored group's metadata is a blob: what an environment says of each token, or
+#: sends as images, takes megabytes. Of the ten fields that such metadata has, the rest fits `MAX_METADATA_BYTES`.
+LARGE_VALUE_BYTES = 1 << 16
 _BLOB = "$blob"
+#: Beside `_BLOB`: the blob is a packed value of metadata.
+_PACKED = "packed"
 
 
 def pack(steps: Sequence[Step | dict[str, Any]]) -> Block:
@@ -106,6 +116,11 @@ def _check_extra(head: StepHead, blobs: Mapping[bytes, Buffer]) -> None:
     for name in ("multi_modal_data", "routed_experts"):
         if held[name] is not None:
             _check_references(held[name], blobs, name)
+    if SCORED_GROUP in extra.metadata:
+        for value in extra.metadata.values():
+            digest = large_value(value)
+            if digest is not None and digest in blobs:  # a pool may have the blob already
+                check_depth([unpack_value(blobs[digest])], "metadata")
 
 
 def _check_references(value: Any, blobs: Mapping[bytes, Buffer], field: str) -> None:
@@ -220,12 +235,13 @@ def _head(step: Step, blobs: dict[bytes, Buffer]) -> StepHead:
 
 def _pack_extra(step: Step, blobs: dict[bytes, Buffer]) -> tuple[bytes, tuple[bytes, ...]]:
     used: dict[bytes, Buffer] = {}
+    metadata = _detach_large(step.metadata, used) if SCORED_GROUP in step.metadata else step.metadata
     media = _detach(step.multi_modal_data, used) if step.multi_modal_data is not None else None
     experts = _detach(step.routed_experts, used) if step.routed_experts is not None else None
     blobs.update(used)
     encoded = pack_extra(
         StepExtra(
-            step.metadata,
+            metadata,
             step.finish_reason,
             step.sampling,
             media,
@@ -261,6 +277,48 @@ def _detach(value: Any, blobs: dict[bytes, Buffer]) -> Any:
     if isinstance(value, list | tuple):
         return [_detach(item, blobs) for item in value]
     return value
+
+
+def _detach_large(metadata: dict[str, Any], blobs: dict[bytes, Buffer]) -> dict[str, Any]:
+    """A scored group's metadata with its large values replaced by what finds them again in `blobs`; but for what is
+    said of the reward, which is looked at without them."""
+    found: dict[str, Any] = {}
+    for key, value in metadata.items():
+        packed = b"" if key in (REWARD_SOURCE, REWARD_INFO) else pack_value(value)
+        if len(packed) < LARGE_VALUE_BYTES:
+            found[key] = value
+            continue
+        digest = _digest(packed)
+        blobs[digest] = packed
+        found[key] = {_BLOB: digest, _PACKED: True}
+    return found
+
+
+def large_value(value: Any) -> bytes | None:
+    """The blob that holds a value of a scored group's metadata; None where the value stands in the metadata itself."""
+    if not isinstance(value, dict) or value.get(_PACKED) is not True:
+        return None
+    digest = value.get(_BLOB)
+    return digest if isinstance(digest, bytes) else None
+
+
+def attach_metadata(metadata: dict[str, Any], blobs: Mapping[bytes, Buffer]) -> dict[str, Any]:
+    """A step's own metadata as it was given: of a scored group's, large values are among `blobs`. A value of which the
+    blob was lost, or is none, is None."""
+    if SCORED_GROUP not in metadata:
+        return metadata
+    return {key: _large_value(value, blobs) for key, value in metadata.items()}
+
+
+def _large_value(value: Any, blobs: Mapping[bytes, Buffer]) -> Any:
+    digest = large_value(value)
+    if digest is None:
+        return value
+    raw = blobs.get(digest)
+    try:
+        return unpack_value(raw) if raw is not None else None
+    except FrameError:
+        return None  # a producer named a blob of other steps, which the pool had already
 
 
 def attach(value: Any, blobs: Mapping[bytes, Buffer]) -> Any:
@@ -350,4 +408,6 @@ def _step(
     _force(step, "routed_experts", attach(extra.routed_experts, blobs))
     for name in _SHARED_FIELDS:
         _force(step, name, getattr(extra, name))
+    if head.blobs:
+        _force(step, "metadata", attach_metadata(extra.metadata, blobs))
     return step

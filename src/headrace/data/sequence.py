@@ -22,7 +22,7 @@ from headrace.data.block import (
 )
 from headrace.data.frame import Buffer
 from headrace.data.guidance import Guidance, guidance_of
-from headrace.data.packing import attach
+from headrace.data.packing import attach, attach_metadata
 from headrace.data.step import REWARD_INFO, REWARD_SOURCE, FloatArray, IntArray
 from headrace.data.tree import TokenTree
 
@@ -80,7 +80,8 @@ def sequences_of(
     metadata: dict[str, Any] | None = None,
     blobs: Mapping[bytes, Buffer] | None = None,
 ) -> list[Sequence]:
-    """The Sequences of one trajectory; paths on which nothing may be trained are left out. `blobs` are its media."""
+    """The Sequences of one trajectory; paths on which nothing may be trained are left out. `blobs` are its media, and
+    what its environment said at length."""
     parents = parents_of(tree)
     leaves = sorted(set(tree.records) - set(parents.values()))
     rewards = [record.head.reward for record in tree.records.values() if record.head.reward is not None]
@@ -97,7 +98,7 @@ def sequences_of(
         fresh = {index for index in chain if index not in taken and _trainable(tree.records[index])}
         taken.update(fresh)
         if fresh:
-            made = _sequence(tree, chain, fresh, trajectory_uid, prompt_uid, reward, metadata or {})
+            made = _sequence(tree, chain, fresh, trajectory_uid, prompt_uid, reward, metadata or {}, blobs or {})
             media = _media(tree, chain, blobs or {})
             found.append(made if media is None else replace(made, multi_modal_data=media))
     return found
@@ -171,6 +172,7 @@ def _sequence(
     prompt_uid: str,
     reward: float | None,
     metadata: dict[str, Any],
+    blobs: Mapping[bytes, Buffer],
 ) -> Sequence:
     tokens = ids_array(tree.whole(chain[-1]))
     mask = np.zeros(len(tokens), np.bool_)
@@ -204,7 +206,7 @@ def _sequence(
             )
         )
     told = {**metadata, **about} if about else metadata
-    guidance = guidance_of(extra.metadata, len(tokens))  # of the path's last step
+    guidance = guidance_of(attach_metadata(extra.metadata, blobs), len(tokens))  # of the path's last step
     return Sequence(
         *(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, told),
         guidance=guidance,

@@ -8,6 +8,7 @@ JSON lines file: most for training, the last ones held out for evaluations.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from abc import abstractmethod
@@ -18,11 +19,13 @@ from typing import Any, Protocol
 import orjson
 from pydantic import Field
 
-from headrace.data.errors import InvalidInput, shown
+from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.envs.base import BaseEnv
 from headrace.envs.server import ChatCompletion, GatewayServer
 from headrace.envs.server.responses import ChatCompletionMessage
 from headrace.envs.types import BaseEnvConfig, Item, ScoredDataItem
+
+log = logging.getLogger("headrace.envs")
 
 Messages = list[dict[str, Any]]
 
@@ -88,18 +91,33 @@ class ConversationEnv(BaseEnv):
         return True
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Plays every held-out item once at temperature 0, and logs the mean score and the conversations."""
+        """Plays every held-out item once at temperature 0, and logs the mean score and the conversations, in the items'
+        order.
+
+        A conversation that fails is counted and logged: its sample has no score and says the `error`, and the mean is
+        over the others. Raises `HeadraceError` where none has a score.
+        """
         began, places = time.time(), asyncio.Semaphore(self.config.max_eval_workers)
 
         async def one(item: Item) -> dict[str, Any]:
             async with places:
-                messages, score = await self.play(self.server, item, temperature=0.0, split="eval")
+                try:
+                    messages, score = await self.play(self.server, item, temperature=0.0, split="eval")
+                except Exception as error:  # whatever one item meets, the others' scores are wanted
+                    self.counts.fail("play", error)
+                    return {"messages": [], "score": None, "error": str(error) or type(error).__name__}
             return {"messages": messages, "score": score}
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(item)) for item in self.held_out()]
         samples = [task.result() for task in tasks]
-        metrics = {"eval/score": sum(sample["score"] for sample in samples) / len(samples)}
+        scores = [sample["score"] for sample in samples if sample["score"] is not None]
+        if not scores:
+            why = f"the last one failed with: {samples[-1]['error']}" if samples else "held_out() gave none"
+            raise HeadraceError(f"none of {len(samples)} held-out items has a score: {why}")
+        if len(scores) < len(samples):
+            log.warning("eval/score is of %d of %d held-out items: the others failed", len(scores), len(samples))
+        metrics = {"eval/score": sum(scores) / len(scores)}
         await self.evaluate_log(metrics, samples=samples, start_time=began, end_time=time.time())
         return metrics
 

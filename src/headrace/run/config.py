@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from headrace.data.errors import InvalidInput
-from headrace.files import checked, local_model_folder, read
+from headrace.files import checked, expanded, local_model_folder, read
 from headrace.flows.config import AgentConfig, DataConfig
 from headrace.rewards.config import RewardConfig
 from headrace.run.cluster import RayPlace
@@ -195,8 +195,9 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 
 
 def resolved(values: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """The file's values with the paths of its model, its data and the trainer's functions below `base`; what is wrong
-    stays as it is, for the model of the file to say so."""
+    """The file's values with the paths of its model, its data and the trainer's functions below `base`, and the home
+    folder in that of its environment; what is wrong stays as it is, for the model of the file to say so. Raises
+    `InvalidInput` where a model's folder or a home folder is not there."""
     found = dict(values)
     model = found.get("model")
     if isinstance(model, str) and (base / model).is_dir():
@@ -210,13 +211,27 @@ def resolved(values: Mapping[str, Any], base: Path) -> dict[str, Any]:
     data = found.get("data")
     if isinstance(data, dict):
         found["data"] = {
-            name: str(base / value) if name in ("train", "val") and isinstance(value, str) else value
+            name: str(base / _from_home(f"data.{name}", value))
+            if name in ("train", "val") and isinstance(value, str)
+            else value
             for name, value in data.items()
         }
+    agent = found.get("agent")
+    if isinstance(agent, dict) and isinstance(env := agent.get("env"), str) and env.startswith("~"):
+        found["agent"] = {**agent, "env": str(_from_home("agent.env", env))}
     train = found.get("train")
     if isinstance(train, dict) and "algorithm" in train:
         found["train"] = {**train, "algorithm": with_files_below(train["algorithm"], base)}
     return found
+
+
+def _from_home(field: str, path: str) -> Path:
+    """A field's path with the home folder that its `~` means. Raises `InvalidInput`, which names the field, where that
+    is not known."""
+    try:
+        return expanded(path)
+    except InvalidInput as error:
+        raise InvalidInput(f"{field}: {error}") from None
 
 
 def _change(values: dict[str, Any], change: str) -> None:

@@ -33,13 +33,13 @@ def dry_run(file: Path, config: RunConfig, console: Console | None = None) -> No
 
 
 def told_rollout(config: RunConfig, data: DataConfig, base: Path, log: StartLog) -> list[str]:
-    """One rollout of the first row, from its row to its reward. Raises `HeadraceError` where it fails."""
+    """One rollout of the first row, from its row to its reward. Raises `HeadraceError` where it has none."""
     log.say("One rollout, from its row to its reward:")
     only = data.model_copy(update={"val": data.train})
     result = played(config.model_copy(update={"data": only}), base, log, rows=1, rollouts=1)
     (rollout,) = result.played
     if rollout.reward is None:
-        raise HeadraceError(f"the rollout failed: {rollout.failure}")
+        raise HeadraceError(f"the rollout counts as failed: {rollout.failure}")
     rows = only.train_rows(base)
     assert rows is not None
     parts = ", ".join(f"{name} {value:g}" for name, value in rollout.parts.items() if isinstance(value, int | float))

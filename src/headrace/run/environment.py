@@ -166,8 +166,8 @@ def read_evaluation(
 
 
 def _rollouts(at: int, sample: Mapping[str, Any], field: str, by: Sequence[str]) -> list[EvaluatedRollout]:
-    """The rollouts of one item: one, or as many as it has scores."""
-    given = sample.get(field)
+    """The rollouts of one item: one, or as many as it has scores. Why one has none is its `error`, where it says so."""
+    given, why = sample.get(field), str(sample.get("error") or "")
     scores = given if isinstance(given, list) else [given]
     values = {name: str(sample[name]) for name in by if name in sample}
     said = sample.get("messages") or []
@@ -175,7 +175,7 @@ def _rollouts(at: int, sample: Mapping[str, Any], field: str, by: Sequence[str])
     return [
         EvaluatedRollout(at, number, "", float(score), None, text, by=values)
         if isinstance(score, int | float)
-        else EvaluatedRollout(at, number, "", None, f"its {field} is {score!r}, no number", text, by=values)
+        else EvaluatedRollout(at, number, "", None, why or f"its {field} is {score!r}, no number", text, by=values)
         for number, score in enumerate(scores)
     ]
 

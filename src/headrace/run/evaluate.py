@@ -6,6 +6,7 @@ environment evaluates itself (`headrace env FILE evaluate`).
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
 import time
@@ -44,22 +45,30 @@ from headrace.trainer.sync.weights import ADAPTER_FILE
 SERVING = ("engine", "pool", "gateway", "reward")
 #: The file of `--evaluate`, in the run's folder.
 RESULT_FILE = "evaluation.json"
+#: The file of a step's evaluation, among the run's evaluations. It is whole: until then it has another name.
+STEP_FILE = re.compile(r"step-(\d+)\.json")
 
 
 class Evaluations:
-    """Plays the held-out data beside a run, one evaluation at a time, each a process of its own."""
+    """Plays the held-out data beside a run, one evaluation at a time, each a process of its own.
+
+    A resumed run goes on after the last evaluation of what its newest checkpoint has learned: later ones were of
+    weights that are lost, and are played again as they are due.
+    """
 
     def __init__(self, config: RunConfig, base: Path, run: Path, planned: RunPlan, processes: Processes) -> None:
         self._config, self._base, self._run = config, base, run
         self._planned, self._processes = planned, processes
         self._child: Child | None = None
-        self._step = -1
+        learned = _step_of(checkpoint(run))
+        #: The step whose evaluation was begun last; -1: none was.
+        self._step = max((step for step in _evaluated(run / EVALUATIONS) if step <= learned), default=-1)
         #: Fields of the result that the next evaluation is asked for.
         self._by: Sequence[str] = config.evaluate.by
         #: Whether there is held-out data to play; an environment is to be asked, as not every one has much to say.
         self.wanted = config.data.val is not None if config.data is not None else config.evaluate.every > 0
-        #: Whether it is to be played before anything is learned.
-        self.due_first = self.wanted and not self._file(0).exists()
+        #: Whether it is to be played before anything is learned; it is too late for that once there is a checkpoint.
+        self.due_first = self.wanted and not learned and not self._file(0).exists()
 
     def begin(self, step: int, **options: Any) -> None:
         """Starts the evaluation that stands for a step; `options` are fields of `EvaluationConfig` that differ, of
@@ -216,6 +225,16 @@ def checkpoint(run: Path | None) -> Path | None:
     return found[-1] if found else None
 
 
+def _step_of(found: Path | None) -> int:
+    """The training step of a checkpoint; 0 where there is none."""
+    return int(found.name) if found is not None else 0
+
+
+def _evaluated(evaluations: Path) -> list[int]:
+    """The steps whose evaluations have a result in a folder, which need not be there."""
+    return [int(named[1]) for path in evaluations.glob("*") if (named := STEP_FILE.fullmatch(path.name))]
+
+
 def evaluate_run(
     file: Path, config: RunConfig, run: Path | None, *, by: Sequence[str] = (), console: Console | None = None
 ) -> EvaluationResult:
@@ -239,9 +258,8 @@ def evaluate_run(
     else:
         log.say(f"Headrace: {config.agent.env} evaluates {config.model}")
     columns = list(dict.fromkeys([*config.evaluate.by, *by]))
-    step = int(found.name) if found is not None else 0
     result = msgspec.structs.replace(
-        played(config, file.absolute().parent, log, by=columns, step=step), name=Path(config.model).name
+        played(config, file.absolute().parent, log, by=columns, step=_step_of(found)), name=Path(config.model).name
     )
     log.console.print(table(result))
     for line in untold(result, columns):

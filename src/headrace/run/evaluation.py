@@ -4,15 +4,18 @@
 
 is a process of its own, so that what an agent does there is not done to the run. Each rollout is a group by itself on
 the `val` channel: one that fails holds up no other. Rewards come from the same reward loop as in training; a rollout
-that failed, or whose reward did, is counted as failed and never as zero.
+that failed, or whose reward did, is counted as failed and never as zero. SIGTERM ends its agents first, and then it,
+with `TERMINATED`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,9 @@ from headrace.flows.rollouter import RolloutPlayer
 from headrace.flows.task import Task
 from headrace.net.http_answer import NoAnswer
 from headrace.pool import KEY_VARIABLE
+from headrace.pool.calls import BlockingPool
 from headrace.pool.connect import connect
-from headrace.pool.remote import RemotePool
+from headrace.pool.errors import NotFound
 from headrace.run.config import VAL, EvaluationSampling
 from headrace.run.results import EvaluatedRollout, EvaluationResult, summary, write
 from headrace.trainer.config import Section
@@ -41,8 +45,13 @@ ASK_S = 2.0
 #: Seconds without any news after which rewards that are still missing are counted as failed: a judge with its retries
 #: takes minutes.
 QUIET_S = 600.0
-#: The states of a trajectory that will have no reward any more.
-WITHOUT_REWARD = ("failed", "quarantined", "dropped")
+#: Why a rollout that is complete has no reward. Where the run's file names one, none is handed out without.
+NOBODY_SCORED = (
+    "it is complete, and nobody gave it a reward; name one in the run's file, as in reward: {rules: [exact_match]}, or "
+    "have the agent tell its own (POST {base_url}/v1/reward)"
+)
+#: The exit code of an evaluation that SIGTERM ended, as shells have it: 128 and the signal's number.
+TERMINATED = 128 + signal.SIGTERM
 
 
 class EvaluationConfig(Section):
@@ -67,7 +76,8 @@ class EvaluationConfig(Section):
 
 async def evaluate(config: EvaluationConfig) -> EvaluationResult:
     """Plays the rows and waits for their rewards; returns what it came to. Raises `HeadraceError` where the
-    gateway refuses the keys, or stays away from the first rollout to the last."""
+    gateway refuses the keys, or stays away from the first rollout to the last, and `CancelledError` where SIGTERM ended
+    what played."""
     began = time.monotonic()
     rows = config.data.val_rows(config.base) or config.data.train_rows(config.base)
     assert rows is not None
@@ -112,7 +122,8 @@ def task_of(config: EvaluationConfig, row: dict[str, Any], at: int, rollout: int
 
 async def play_all(tasks: Sequence[Task], flow: RolloutPlayer, concurrency: int) -> dict[str, str]:
     """Plays all tasks, so many at once; returns why some failed, by their trajectories. Raises `GatewayRefused` where
-    the gateway refuses the keys, and `HeadraceError` where it failed all of them."""
+    the gateway refuses the keys, and `HeadraceError` where it failed all of them. SIGTERM cancels it: every rollout has
+    been ended then, with all that it started."""
     failures: dict[str, str] = {}
     unanswered: list[HeadraceError] = []
     free = asyncio.Semaphore(concurrency)
@@ -130,14 +141,33 @@ async def play_all(tasks: Sequence[Task], flow: RolloutPlayer, concurrency: int)
                 unanswered.append(error)
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                group.create_task(play(task))
+        with _sigterm_cancels():
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    group.create_task(play(task))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     if tasks and len(unanswered) == len(tasks):
         raise HeadraceError(f"none of {len(tasks)} rollouts could be played: {unanswered[-1]}")
     return failures
+
+
+@contextmanager
+def _sigterm_cancels() -> Iterator[None]:
+    """Has SIGTERM cancel the task in the context. A second one, and one outside, ends this process at once: agents run
+    nowhere else."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def cancel() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _scored(pool: str, wanted: set[str], failures: dict[str, str]) -> dict[str, Trajectory]:
@@ -156,23 +186,27 @@ def _scored(pool: str, wanted: set[str], failures: dict[str, str]) -> dict[str, 
                             waiting.discard(trajectory.uid)
                             found[trajectory.uid] = trajectory
             else:
-                _give_up(there, waiting, failures, quiet=time.monotonic() - news_at > QUIET_S)
+                lost = without_reward(there, waiting, quiet=time.monotonic() - news_at > QUIET_S)
+                waiting.difference_update(lost)
+                failures.update(lost)
             if len(waiting) < before:
                 news_at = time.monotonic()
     return found
 
 
-def _give_up(pool: RemotePool, waiting: set[str], failures: dict[str, str], *, quiet: bool) -> None:
-    """Takes those out that will have no reward: failed, or of which nothing was heard for long."""
-    for uid in sorted(waiting):
+def without_reward(pool: BlockingPool, uids: Collection[str], *, quiet: bool) -> dict[str, str]:
+    """Why trajectories will have no reward, by uid: they are gone from the pool, as what failed and what was dropped
+    is, or it was `quiet` for too long. Those that may yet have one are left out."""
+    found: dict[str, str] = {}
+    for uid in sorted(uids):
         try:
-            trajectory = pool.trajectory(uid, channel=VAL)
-            state, why = trajectory.state, getattr(trajectory, "reason", None) or ""
-        except HeadraceError as error:
-            state, why = "dropped", str(error)
-        if state in WITHOUT_REWARD or quiet:
-            waiting.discard(uid)
-            failures[uid] = f"{state}: {why}" if why else f"no reward ({state})"
+            state = pool.trajectory(uid, channel=VAL).state
+        except NotFound as error:
+            found[uid] = str(error)
+        else:
+            if quiet:
+                found[uid] = f"no reward ({state})"
+    return found
 
 
 def _rollout(
@@ -191,7 +225,8 @@ def _rollout(
     last = trajectory.steps[-1]
     parts = last.metadata.get("reward_extra_info") or {}
     text = decode(last.response_ids.tolist())
-    return EvaluatedRollout(at, rollout, uid, trajectory.reward, None, text, len(trajectory), parts, values)
+    failure = NOBODY_SCORED if trajectory.reward is None else None
+    return EvaluatedRollout(at, rollout, uid, trajectory.reward, failure, text, len(trajectory), parts, values)
 
 
 def _decoder(model: str) -> Callable[[list[int]], str]:
@@ -219,6 +254,8 @@ def main(args: Sequence[str] | None = None) -> None:
         result = asyncio.run(evaluate(config))
     except (HeadraceError, NoAnswer) as error:
         raise SystemExit(f"headrace: {error}") from None
+    except asyncio.CancelledError:
+        raise SystemExit(TERMINATED) from None
     write(result, config.into)
     print(f"evaluation ready at {config.into}", flush=True)
 

@@ -106,7 +106,9 @@ class TrainingRun:
             "seconds": round(seconds, 1),
         }
         if held_out := self.held_out():
-            found |= {"held_out_start": rounded(held_out[0].mean), "held_out_end": rounded(held_out[-1].mean)}
+            first, last = held_out[0], held_out[-1]
+            untrained = first.mean if first.step == 0 else None  # a resumed run may have begun to evaluate later
+            found |= {"held_out_start": rounded(untrained), "held_out_end": rounded(last.mean)}
         return found | {
             "staleness_mean": rounded(progress.mean("staleness_mean")),
             "logprob_gap_max": progress.most("logprob_gap_max"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client
+from tests.engine.kit import Client, hold_until_resumed
 from tests.envs.api import Api
 from tests.envs.kit import CountingEnv, config, running
 from tests.gateway.kit import Evidence, Running, running_gateway, told, until
@@ -269,6 +269,7 @@ async def test_a_publish_holds_its_calls_and_what_it_gets_is_what_was_sampled(
 ) -> None:
     """As a trainer does it: calls in flight are frozen, or cut and continued; new ones wait for the end."""
     asked = {"max_tokens": 1000, "ignore_eos": True}
+    await asyncio.to_thread(hold_until_resumed, engine, steps=8)
     first = asyncio.create_task(unrecorded.tokens_and_logprobs_completion(prompt="in flight", **asked))
     await asyncio.to_thread(until, lambda: _sampling(engine))
     await asyncio.to_thread(lambda: told(gateway.post(f"/pause?mode={mode}")))

@@ -7,7 +7,7 @@ import os
 import random
 from typing import Any
 
-from headrace.envs import BaseEnv, BaseEnvConfig, ScoredDataGroup, ScoredDataItem
+from headrace.envs import BaseEnv, BaseEnvConfig, ConversationEnv, ScoredDataGroup, ScoredDataItem
 from headrace.envs.server import APIServerConfig
 
 
@@ -115,6 +115,26 @@ class LeavesWork(Sums):
 class Raises(Sums):
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no evaluation")
+
+
+class FailsAnItem(ConversationEnv):
+    """One conversation of its evaluation fails, which the others outlive and a test of its author must not hide."""
+
+    name = "fails_an_item"
+
+    async def setup(self) -> None:
+        pass
+
+    async def get_next_item(self) -> Any:
+        return 1
+
+    def held_out(self) -> list[Any]:
+        return [1, 2]
+
+    async def play(self, server: Any, item: Any, **sampling: Any) -> Any:
+        if item == 2:
+            raise RuntimeError("no second item")
+        return [{"role": "user", "content": "?"}], 1.0
 
 
 class FailsOnce(Sums):

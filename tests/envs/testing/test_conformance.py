@@ -54,6 +54,7 @@ FAULTS = [
     ("ZerosWhereMasked", "test_its_log_probs_are_one_a_token", "1.0 where it is masked"),
     ("Unseeded", "test_the_same_seed_gives_the_same_rollouts", "different items"),
     ("Raises", "test_it_evaluates", "no evaluation"),
+    ("FailsAnItem", "test_it_evaluates", "no second item"),
     ("LeavesWork", "test_it_works_for_a_trainer_and_leaves_nothing_behind", "forgotten"),
     ("FailsOnce", "test_it_works_for_a_trainer_and_leaves_nothing_behind", "cleaned too well"),
 ]

@@ -177,7 +177,7 @@ class Trial:
 def _trained(group: dict[str, Any], at: int, tokenizer: Any) -> list[str]:
     """The text of each run of trained tokens of a sequence; one empty text where there is none."""
     pairs = zip(group["tokens"][at], group["masks"][at], strict=False)
-    runs = itertools.groupby(pairs, key=lambda check_result: check_result[1] != MASKED)
+    runs = itertools.groupby(pairs, key=lambda pair: pair[1] != MASKED)
     stretches = [[int(token) for token, _ in run] for trained, run in runs if trained]
     return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in stretches] or [""]
 

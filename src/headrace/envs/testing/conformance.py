@@ -159,13 +159,15 @@ class EnvConformance:
                 assert ours == theirs, f"two runs with one seed made groups with different {key}"
 
     def test_it_evaluates(self) -> None:
-        async def evaluated() -> None:
+        async def evaluated() -> BaseEnv:
             env, _ = self.made()
             await env.setup()
             await env.evaluate()
             await env.close()
+            return env
 
-        self.run(evaluated())
+        env = self.run(evaluated())
+        assert not env.counts.failed, f"it failed in part: {dict(env.counts.failed)}\n{env.counts.tracebacks[-1]}"
 
     def test_it_works_for_a_trainer_and_leaves_nothing_behind(self) -> None:
         async def worked() -> tuple[FakeTrainer, BaseEnv, set[asyncio.Task[Any]]]:
