@@ -16,7 +16,7 @@ from tests.venvs import ATROPOS
 
 ENVIRONMENT = Path(__file__).parent / "inside" / "number_env.py"
 #: An environment waits five seconds before it begins; a busy machine gets its time.
-RUN_S = 180
+RUN_S = 900
 POLL_S = 0.1
 
 

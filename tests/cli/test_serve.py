@@ -167,7 +167,8 @@ def test_a_running_pool_is_compacted_and_backed_up(headrace: Command, tmp_path: 
         elsewhere = headrace("pool", "backup", server.address, "--to", tmp_path / "elsewhere")
         assert elsewhere.code == 2
         assert f"over HTTP it goes below {folder}" in elsewhere.err
-        foreign = httpx.get(f"{server.address}/pool/stats", headers={"host": "evil.example"}, trust_env=False)
+        evil = {"host": "evil.example"}
+        foreign = httpx.get(f"{server.address}/pool/stats", headers=evil, timeout=240, trust_env=False)
         assert foreign.status_code == 403
     assert not (tmp_path / "elsewhere").exists()
     with DataPool(folder / "copy") as copy:

@@ -154,14 +154,15 @@ EACH = {1: ("train", "trainer"), 3: ("serve", "gateway"), 5: ("engine", "engine"
 def test_a_run_goes_on_whatever_is_killed_and_is_resumed_when_the_demo_itself_is(
     tmp_path: Path, kills: dict[int, tuple[str, str]]
 ) -> None:
-    run, steps = tmp_path / "run", max(kills) + 5
-    with started(run, steps=steps) as process:
+    run = tmp_path / "run"
+    with started(run, steps=10**4) as process:  # it has not ended when it is killed, however late that is
         for after, (command, _) in kills.items():
             kill(process, run, command, after)
-        until_step(process, run, steps - 3)
+        until_step(process, run, max(kills) + 2)
         children = psutil.Process(process.pid).children()
         process.kill()
         told, _ = process.communicate()
+    steps = len(metrics(run)) + 3
     for _, name in kills.values():
         assert [line for line in told.splitlines() if f" s  {name} " in line and "SIGKILL" in line], told
     with started(run, "--resume", steps=steps) as process:

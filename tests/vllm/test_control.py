@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.engine.kit import Client, Json, Reference, gap
@@ -31,6 +31,7 @@ ASKED: dict[str, Json] = {
     GENERATE: {"token_ids": PROMPT, "sampling_params": LONG},
 }
 ROUTES = list(ASKED)
+T = TypeVar("T")
 
 
 @pytest.fixture(params=["ours", "theirs"])
@@ -82,7 +83,7 @@ def begun(server: Client, body: Json) -> http.client.HTTPConnection:
         connection.close()  # it was there before it was seen running
 
 
-def reached(server: Client, ask: Callable[[], Json], ended_by_itself: Callable[[Json], bool]) -> Json:
+def reached(server: Client, ask: Callable[[], T], ended_by_itself: Callable[[T], bool]) -> T:
     """What `ask` found of an answer in the midst of which it did something; asked again where that came too late."""
     for _ in range(TRIES):
         found = ask()
@@ -149,18 +150,25 @@ def test_an_answer_that_is_aborted_before_its_first_token_has_none(
 ) -> None:
     """A stream of a completion then says nothing at all."""
     send = server.chunks if stream else server.post
-    found = None
-    while found is None:
-        with ExitStack() as stack:
-            for _ in range(MAX_NUM_SEQS):
-                next(stack.enter_context(server.stream(path, ASKED[path])))
-            waits = server.pool.submit(send, path, ASKED[path])
-            while running(server) <= MAX_NUM_SEQS and not waits.done():
+
+    def ask() -> list[Json]:
+        while True:
+            while running(server):  # what was left of the try before
                 pass
-            if not waits.done():  # else it was answered before it was seen waiting, and is asked again
+            with ExitStack() as stack:
+                for _ in range(MAX_NUM_SEQS):
+                    next(stack.enter_context(server.stream(path, ASKED[path])))
+                waits = server.pool.submit(send, path, ASKED[path])
+                while running(server) <= MAX_NUM_SEQS and not waits.done():
+                    pass
+                if waits.done():  # it was answered before it was seen waiting
+                    waits.result()
+                    continue
                 server.post("/pause?mode=abort")
                 found = waits.result(240)
-    choices = [choice for chunk in (found if stream else [found]) for choice in chunk["choices"]]
+            return [choice for chunk in (found if stream else [found]) for choice in chunk["choices"]]
+
+    choices = reached(server, ask, lambda choices: any(choice["token_ids"] for choice in choices))
     assert [(choice["finish_reason"], choice["token_ids"]) for choice in choices] == [(end, []) for end in ends]
 
 

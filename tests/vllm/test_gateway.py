@@ -17,7 +17,7 @@ import pytest
 from tests.engine.kit import Client, Json, Reference, gap
 from tests.gateway.kit import Running, running_gateway, tokens, told, tree
 from tests.matrix import crossed, usual
-from tests.vllm.kit import TOLERANCE, TRIES, agree
+from tests.vllm.kit import TOLERANCE, TRIES, agree, reach
 from tests.vllm.server import MAX_NUM_SEQS
 from tests.vllm.test_chat import ANSWERS
 from tests.vllm.test_control import running
@@ -103,7 +103,7 @@ class Agent:
         self.messages: list[Any] = []
         self.last: Json = {}
         self.finish_reason: str | None = None
-        self.client = openai.OpenAI(base_url=self.made["base_url"] + "/v1", api_key="none", max_retries=0, timeout=120)
+        self.client = openai.OpenAI(base_url=self.made["base_url"] + "/v1", api_key="none", max_retries=0, timeout=900)
 
     def says(self, text: str, **asked: Any) -> Json:
         self.messages.append({"role": "user", "content": text})
@@ -340,7 +340,7 @@ def test_an_agent_that_hangs_up_leaves_no_step_and_ends_the_answer(
     indirect=["gateway"],
 )
 def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
-    gateway: Running, theirs: Client, folder: Path, other: Path, mode: str
+    gateway: Running, watched: tuple[str, Witness], theirs: Client, folder: Path, other: Path, mode: str
 ) -> None:
     """Its tokens are those of the old weights up to the pause, and of the new ones after it."""
     for version in range(1, 2 * TRIES, 2):
@@ -351,6 +351,8 @@ def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
             chunks = iter(agent.client.chat.completions.create(**GO_ON, stream=True))
             seen = [next(chunks) for _ in range(3)]
             told(gateway.post(f"/pause?mode={mode}"))
+            with reach(watched[0]) as through:
+                through.get("/is_paused")  # what was sampled before has passed the witness by its answer
             load(theirs, other)
             theirs.post("/update_weight_version", {"new_version": str(version + 1)})
             told(gateway.post("/policy_version", {"version": version + 1}))
@@ -395,7 +397,7 @@ def test_answers_that_wait_are_cut_and_continued_like_those_that_run(
                 told(gateway.post("/pause?mode=abort-resume"))
                 told(gateway.post("/resume"))
             for call in asked:
-                call.result(120)
+                call.result(900)
         if not ended:
             break
     else:

@@ -88,7 +88,8 @@ class Witness:
             return
         prompt = body.get("prompt") or body["token_ids"]
         choices: dict[int, Choice] = {}
-        events = answer.split(b"\n\n") if body.get("stream") else [b"data: " + answer]
+        # What follows the last end of an event is of one that a hang-up cut.
+        events = answer.split(b"\n\n")[:-1] if body.get("stream") else [b"data: " + answer]
         for event in events:
             if event.startswith(b"data: {"):
                 said = json.loads(event[6:])
