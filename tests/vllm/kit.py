@@ -14,8 +14,8 @@ TOLERANCE = 1e-3
 #: What is another with every call or server.
 OWN = ("id", "request_id", "created", "system_fingerprint")
 
-#: How often an answer is asked for until a test is at it while it is sampled: a busy machine may come too late, and one
-#: that always does is not at it.
+#: How often an answer is asked for until a test sees it while it is sampled: a busy machine may come too late, and one
+#: that always does sees none.
 TRIES = 5
 
 #: A turn of `user` that has begun, as ids of `tiny`.
@@ -90,6 +90,16 @@ def tell_alike(ours: list[Json], theirs: list[Json], text: str = "text") -> None
         after = dict(mine[index])
         shared = [(count, said) for count, said in dict(other[index]).items() if count in after]
         assert [(count, after[count]) for count, _ in shared] == shared
+
+
+def stream_alike(ours: Client, theirs: Client, path: str, body: Json) -> None:
+    """Two streams have the same kinds of chunks in the same order. A server that was kept from sending puts all that it
+    sampled meanwhile into one chunk: then both are asked again."""
+    for left in reversed(range(TRIES)):
+        mine, other = (shapes(server.chunks(path, body)) for server in (ours, theirs))
+        if mine == other or not left:
+            break
+    assert mine == other
 
 
 def shapes(chunks: Iterable[Json]) -> list[tuple[Any, ...]]:

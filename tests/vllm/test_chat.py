@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.engine.kit import Client, Json
-from tests.vllm.kit import both, shapes, tell_alike
+from tests.vllm.kit import both, stream_alike, tell_alike
 
 from headrace.engine.tokenizer import parse_tool_calls
 
@@ -103,7 +103,7 @@ def test_a_streamed_answer_tells_the_same_text_after_as_many_tokens(ours: Client
 )
 def test_a_streams_chunks_have_the_shapes_of_vllms(ours: Client, theirs: Client, asked: Json) -> None:
     given = {**GREEDY, "messages": [USER], **asked}
-    assert shapes(ours.chunks(PATH, given)) == shapes(theirs.chunks(PATH, given))
+    stream_alike(ours, theirs, PATH, given)
 
 
 @pytest.mark.parametrize("text", ["guess a number", "<|im_start|>user\n", "Größe 数 🙂", "<tool_call>"])

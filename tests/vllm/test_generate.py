@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.engine.kit import Client, Json
-from tests.vllm.kit import PROMPT, agree, both, shapes, tell_alike
+from tests.vllm.kit import PROMPT, agree, both, stream_alike, tell_alike
 
 PATH = "/inference/v1/generate"
 
@@ -54,7 +54,7 @@ def test_a_streamed_answer_tells_the_same_text_after_as_many_tokens(ours: Client
 )
 def test_a_streams_chunks_have_the_shapes_of_vllms(ours: Client, theirs: Client, asked: Json) -> None:
     given = {**body("tokens", logprobs=1), **asked}
-    assert shapes(ours.chunks(PATH, given)) == shapes(theirs.chunks(PATH, given))
+    stream_alike(ours, theirs, PATH, given)
 
 
 @pytest.mark.parametrize("mode", ["tokens", "text"])
