@@ -48,7 +48,7 @@ test-atropos: setup ## run the tests against the original Trajectory API (instal
 test-gym: setup ## run the tests with the real reasoning-gym (built once from source into the user's cache, 0.3 GB)
 	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 HEADRACE_SYSTEM=1 $(PYTEST) -m gym $(PYTEST_ARGS) tests/envs/shipped tests/atropos
 
-test-install: setup ## install a built wheel into clean environments and start its commands (HEADRACE_LONG=1: with each Python here)
+test-install: setup ## install a built wheel into clean environments and start its commands, with each extra, and on each Python here
 	HEADRACE_INSTALL=1 $(PYTEST) $(PYTEST_ARGS) tests/install
 
 test-agents: setup ## run Claude Code, Codex and the Vercel AI SDK against the gateway (installed once by npm into the user's cache, 0.7 GB)

@@ -10,7 +10,7 @@ nothing that `make test` has not.
 The long tier has what shows more of a claim that the others show once: learning curves of every kind of project, runs
 on clusters of several nodes, everything of a demo that can be killed, the pool's conformance over Ray, combinations of
 a table's values (`tests/matrix.py`), gateways of several processes, a vLLM for images and one for adapters, most model
-families and Pythons, and every property with ten times the examples. It alone has what takes minutes to show once: that
+families, and every property with ten times the examples. It alone has what takes minutes to show once: that
 a vLLM on the CPU takes images and adapters, that a new project learns, that Ray Train's workers go on after a death,
 and the pages that train. What is of another tier too runs where both are asked for (`HEADRACE_LONG=1 make test-vllm`),
 and everything under `HEADRACE_LONG=1 .ci/run`, which a release must pass.

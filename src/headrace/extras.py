@@ -43,6 +43,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "serve": ("tokens",),
     "env": ("tokens",),
     "check-model": ("tokens",),
+    "replay": ("tokens",),
+    "storm": ("tokens",),
+    "storm --learner": ("tokens", "train"),
     "engine": ("train",),
     "train": ("train",),
     "train --workers": ("train", "ray-train"),
@@ -86,10 +89,14 @@ def installed(module: str) -> bool:
 
 def require_for(command: str) -> None:
     """Raises `MissingExtra`, with all that a command lacks and how to install it."""
-    lacking = missing(NEEDS[command])
-    if lacking:
-        extras = [extra for extra in NEEDS[command] if missing([extra])]
-        raise MissingExtra(f"this needs {_listed(lacking)}: {install_command(*extras)}")
+    require(*NEEDS[command])
+
+
+def require(*extras: str) -> None:
+    """Raises `MissingExtra`, with all that is missing of these extras and how to install it."""
+    if lacking := missing(extras):
+        needed = [extra for extra in extras if missing([extra])]
+        raise MissingExtra(f"this needs {_listed(lacking)}: {install_command(*needed)}")
 
 
 def extra_of(module: str) -> str | None:

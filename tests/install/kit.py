@@ -25,9 +25,14 @@ class Clean:
     folder: Path
 
     @classmethod
-    def made(cls, folder: Path, python: str = sys.executable) -> Clean:
-        subprocess.run([python, "-m", "venv", str(folder)], check=True)
+    def made(cls, folder: Path, python: str = sys.executable, *, pip: bool = True) -> Clean:
+        subprocess.run([python, "-m", "venv", *([] if pip else ["--without-pip"]), str(folder)], check=True)
         return cls(folder)
+
+    def copy(self, folder: Path) -> Clean:
+        """The same environment once more, to install into: its Python runs, its programs are still those of this."""
+        shutil.copytree(self.folder, folder, symlinks=True, copy_function=os.link)
+        return Clean(folder)
 
     def install(self, uv: Path, *what: str) -> None:
         """Installs wheels at pinned versions by uv, which takes what pip would, in a tenth of the time."""
@@ -50,13 +55,20 @@ class Clean:
             command, env=self.variables(), cwd=cwd or self.folder, capture_output=True, text=True, timeout=600
         )
 
-    def python(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        command = [str(self.folder / "bin" / "python"), *args]
-        return subprocess.run(command, env=self.variables(), cwd=cwd or self.folder, capture_output=True, text=True)
+    def python(self, *args: str, cwd: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.folder / "bin" / "python"), *args],
+            env=self.variables(),
+            cwd=cwd or self.folder,
+            input=stdin,
+            capture_output=True,
+            text=True,
+        )
 
     def variables(self) -> dict[str, str]:
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         pip = {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_ONLY_BINARY": ":all:", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        pip["PIP_NO_COMPILE"] = "1"  # it compiles all that it installs, of which a test imports little
         found = {**os.environ, **pip, "PATH": path, "VIRTUAL_ENV": str(self.folder), "COLUMNS": "200"}
         found.pop("PYTHONPATH", None)  # what is tried is what was installed
         return found

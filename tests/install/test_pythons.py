@@ -53,16 +53,9 @@ def test_the_whole_set_is_wheels_and_every_one_is_pinned(version: str, uv: Path)
     assert [line for line in done.stdout.splitlines() if "==" in line and _name(line) not in pins] == []
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        pytest.param(version, marks=[] if version == VERSIONS[-1] else pytest.mark.long)
-        for version in VERSIONS
-        if not sys.version.startswith(version)
-    ],
-)
+@pytest.mark.parametrize("version", [version for version in VERSIONS if not sys.version.startswith(version)])
 def test_what_needs_no_torch_runs(version: str, built: Path, uv: Path, tmp_path: Path) -> None:
-    clean = Clean.made(tmp_path / "venv", python_of(version))
+    clean = Clean.made(tmp_path / "venv", python_of(version), pip=False)
     (wheel,) = built.glob("*.whl")
     clean.install(uv, str(wheel), *TOOLS)
     assert clean.headrace("--help").returncode == 0

@@ -14,6 +14,7 @@ from rich.text import Text
 from headrace.cli.common import on_terminal, print_json
 from headrace.commands import FAILED, CommandModel, Positional, Usage, command
 from headrace.data.errors import InvalidInput
+from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.checkup.model import ModelReport
@@ -30,6 +31,7 @@ class CheckModelCommand(CommandModel):
     as_json: bool = Field(False, alias="json", description="print the findings as one JSON object")
 
     def execute(self) -> None:
+        require_for("check-model")
         from headrace.checkup.model import check_model
         from headrace.tokens import Unrenderable, do_without_torch
 

@@ -17,11 +17,13 @@ from headrace.cli.common import (
     folder_of,
     listening_on,
     megabytes,
+    remark,
     warn_unprotected,
 )
 from headrace.commands import Usage, command
 from headrace.data.keys import configured_key
 from headrace.data.visible import log_to_stderr
+from headrace.extras import install_command, missing
 from headrace.files import Key, check_place, read, write_whole
 
 if TYPE_CHECKING:
@@ -147,7 +149,12 @@ class DashboardCommand(SourceCommand):
         from headrace.tokens import load_renderer
 
         folder, groups_file = self.folder, self._groups_file
-        tokenizer = self.tokenizer_path or (None if groups_file is not None else self.model_of_run(folder))
+        found = None if groups_file is not None else self.model_of_run(folder)
+        if found is not None and self.tokenizer_path is None and missing(["tokens"]):
+            lacking = ", ".join(missing(["tokens"]))
+            remark(f"tokens are shown by their ids; their texts need {lacking}: {install_command('tokens')}")
+            found = None
+        tokenizer = self.tokenizer_path or found
         renderer = load_renderer(tokenizer) if tokenizer is not None else None
         other = None
         if self.beside is not None:

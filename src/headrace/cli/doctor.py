@@ -55,7 +55,10 @@ LISTENING: dict[str, type[CommandModel]] = {
     "pool serve": PoolServeCommand,
 }
 #: The commands that need nothing but Headrace itself; the others are in `headrace.extras.NEEDS`.
-CORE_COMMANDS = ("api", "pool", "check-gateway", "simulate", "bench envs", "bench api", "doctor")
+CORE_COMMANDS = (
+    *("api", "dashboard", "why", "pool", "check-gateway", "rollout", "simulate", "bench envs", "bench api"),
+    "doctor",
+)
 
 
 class DoctorCommand(CommandModel):

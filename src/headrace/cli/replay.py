@@ -13,6 +13,7 @@ from pydantic import Field
 from headrace.cli.common import listening_on, remark
 from headrace.cli.dashboard import SourceCommand
 from headrace.commands import Usage, command
+from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.net.server import Server
@@ -36,6 +37,7 @@ class ReplayCommand(SourceCommand):
     )
 
     def execute(self) -> None:
+        require_for("replay")
         from headrace.gateway.process import GatewayProcess
         from headrace.gateway.settings import GatewaySettings
         from headrace.net.server import Server

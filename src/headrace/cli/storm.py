@@ -84,9 +84,7 @@ class StormCommand(CommandModel):
         return self
 
     def execute(self) -> None:
-        require_for("gateway")
-        if self.learner:
-            require_for("train")
+        require_for("storm --learner" if self.learner else "storm")
         from headrace.storm import check, random_seed, run_storm
         from headrace.storm.log import read_logs
         from headrace.storm.soak import growth_figures

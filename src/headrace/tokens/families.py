@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.data.errors import InvalidInput
+from headrace.extras import require
 from headrace.files import cache_folder
 from headrace.tokens.forms import Grammar
 from headrace.tokens.grammars import learned
@@ -59,7 +60,8 @@ def load_renderer(source: str | Path | Vocabulary, family: str = "auto", chat_te
     `auto` takes the family of `renderers` that is proven to write what the model's template writes, and the template
     itself where none is; `template` takes the template; anything else is the name of a family, taken on trust.
     `chat_template` is the name of one of the tokenizer's templates, or a file to take instead. A tokenizer without any
-    is of the family that its special tokens tell, where they do; else InvalidInput says what to give.
+    is of the family that its special tokens tell, where they do; else InvalidInput says what to give. Raises
+    MissingExtra where a family is looked for and the library that has them is not installed.
     """
     vocabulary = with_template(source if isinstance(source, Vocabulary) else load_vocabulary(source), chat_template)
     if family not in ("auto", "template"):
@@ -79,6 +81,7 @@ def load_renderer(source: str | Path | Vocabulary, family: str = "auto", chat_te
     template = template_renderer(vocabulary)
     if family == "template":
         return template
+    require("tokens")  # whose libraries have the families; a template alone needs none of them
     return proven_family(template) or template
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.errors import InvalidInput
 from headrace.data.scored import read_group, read_groups
 from headrace.envs.api_client import ApiClient, ApiRefused
 from headrace.envs.server.api_server import APIServer
@@ -24,7 +24,7 @@ from headrace.envs.server.responses import (
     TokensAndLogprobs,
     plain_json,
 )
-from headrace.extras import install_command
+from headrace.extras import require
 
 #: Names of a call's length limit, as environments give it.
 LENGTH_NAMES = ("max_tokens", "max_completion_tokens", "max_new_tokens")
@@ -40,12 +40,12 @@ TEMPLATE = """\
 
 
 def byte_tokenizer() -> Any:
-    """A tokenizer that needs no hub: one token per byte, and ChatML turns."""
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-        from transformers import PreTrainedTokenizerFast
-    except ModuleNotFoundError as error:
-        raise HeadraceError(f"this needs {error.name}, for a tokenizer: {install_command('tokens')}") from error
+    """A tokenizer that needs no hub: one token per byte, and ChatML turns. Raises `MissingExtra` where the libraries
+    that read it are not installed."""
+    require("tokens")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={char: at for at, char in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
