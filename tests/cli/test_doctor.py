@@ -24,8 +24,9 @@ def test_it_tells_what_the_machine_has(headrace: Command) -> None:
     assert {port["port"]: port["used_by"] for port in found["ports"]} == {
         8000: "api",
         8001: "engine",
-        8100: "gateway and serve",
+        8100: "gateway, serve and replay",
         8200: "pool serve",
+        8300: "dashboard",
     }
     assert all(command["missing"] == [] for command in found["commands"])
     assert found["broken"] == []

@@ -28,6 +28,7 @@ from rich.text import Text
 
 from headrace.cli.api import ApiCommand
 from headrace.cli.common import print_json
+from headrace.cli.dashboard import DashboardCommand
 from headrace.cli.engine import EngineCommand
 from headrace.cli.gateway import GatewayCommand
 from headrace.cli.pool.run import PoolServeCommand
@@ -51,8 +52,9 @@ LEAST_DISK_GB = 5.0
 LISTENING: dict[str, type[CommandModel]] = {
     "api": ApiCommand,
     "engine": EngineCommand,
-    "gateway and serve": GatewayCommand,
+    "gateway, serve and replay": GatewayCommand,
     "pool serve": PoolServeCommand,
+    "dashboard": DashboardCommand,
 }
 #: The commands that need nothing but Headrace itself; the others are in `headrace.extras.NEEDS`.
 CORE_COMMANDS = (
