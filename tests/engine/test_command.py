@@ -13,6 +13,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.engine.kit import Reference, gap
+from tests.engine.test_forward import CLOSE, FAMILIES, family
 
 from headrace.cli import main
 
@@ -31,6 +33,32 @@ def test_it_says_where_it_is_serves_and_ends_on_sigterm(folder: Path) -> None:
         assert (card["id"], card["root"], card["max_model_len"]) == ("small", str(folder), 2048)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
+
+
+def test_it_imports_no_models_of_transformers_and_computes_what_they_do(folder: Path, tmp_path: Path) -> None:
+    """They would take longer than all the rest of its start; scaled rotations take functions from beside them."""
+    made = family(folder, tmp_path / "model", **FAMILIES["llama with scaled rope"])
+    imports = tmp_path / "imports"
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "--model", str(made), "--port", "0"]
+    with (
+        imports.open("w") as file,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True) as process,
+    ):
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        assert process.stdout.readline() == f"engine ready on {address}\n"
+        prompt = list(range(100))  # past the positions from which on they are scaled
+        asked = {"prompt": prompt, "max_tokens": 8, "temperature": 1.0, "seed": 1, "logprobs": 1}
+        body = json.dumps({**asked, "return_token_ids": True, "ignore_eos": True}).encode()
+        with urllib.request.urlopen(f"{address}/v1/completions", body, timeout=120) as answer:
+            choice = json.loads(answer.read())["choices"][0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    expected = Reference(made).logprobs(prompt, choice["token_ids"])
+    assert gap(choice["logprobs"]["token_logprobs"], expected) < CLOSE
+    imported = set(re.findall(r"\| *(transformers\S*)$", imports.read_text(), re.MULTILINE))
+    assert "transformers.tokenization_utils_base" in imported
+    assert "transformers.integrations.hub_kernels" not in imported  # what every model of theirs imports
 
 
 @pytest.mark.parametrize(

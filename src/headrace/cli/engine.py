@@ -76,6 +76,11 @@ class EngineCommand(CommandModel):
         )
 
     def _load(self) -> Engine:
+        from headrace.engine import tiny
+        from headrace.tokens import import_without_models
+
+        if self.model != TINY or tiny.is_built(self.seed):
+            import_without_models()
         import torch
 
         from headrace.engine.engine import Engine, EngineSettings

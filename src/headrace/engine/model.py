@@ -175,12 +175,13 @@ def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def _rotary(config: Any, head_dim: int) -> tuple[torch.Tensor, float]:
     """The frequencies by which positions turn a head's pairs, and the factor on cosines and sines: as transformers'
     Llama computes them, without its module, which takes seconds to import."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers import modeling_rope_utils
 
     asked = config.rope_parameters
     if asked["rope_type"] == "default":
         return 1.0 / (asked["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)), 1.0
-    frequencies, scaling = ROPE_INIT_FUNCTIONS[asked["rope_type"]](config)
+    modeling_rope_utils.torch = torch  # transformers may have been imported without (`import_without_models`)
+    frequencies, scaling = modeling_rope_utils.ROPE_INIT_FUNCTIONS[asked["rope_type"]](config)
     return frequencies.float(), scaling
 
 

@@ -49,9 +49,9 @@ def run(
 
     def loading() -> None:
         try:
-            from headrace.engine.routes import create_app
-
             engine = load()
+            from headrace.engine.routes import create_app  # with torch, which `load` may have something to do before
+
             front.app = create_app(engine)
             outcome.append(engine)
             ready(server.address)

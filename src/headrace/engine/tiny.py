@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,25 @@ CORPUS = (
 def folder(seed: int = 0) -> Path:
     """The folder of `tiny` with this seed, found or built in the user's cache, or in a temporary folder where that
     cannot be written."""
-    import transformers
+    found = _place(seed)
+    if not is_built(seed):
+        made = Path(tempfile.mkdtemp(prefix=f"{found.name}-", dir=found.parent))
+        build(made, seed)
+        try:
+            made.rename(found)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
+    return found
 
-    recipe = json.dumps([CONFIG, TEMPLATE, CORPUS, VOCABULARY, transformers.__version__, seed])
+
+def is_built(seed: int) -> bool:
+    """Whether `folder` has only to find it."""
+    return (_place(seed) / "config.json").exists()
+
+
+def _place(seed: int) -> Path:
+    """Where `tiny` with this seed is, or is to be built."""
+    recipe = json.dumps([CONFIG, TEMPLATE, CORPUS, VOCABULARY, version("transformers"), seed])
     name = f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     home = cache_folder()
     try:
@@ -91,15 +108,7 @@ def folder(seed: int = 0) -> Path:
         home = home if os.access(home, os.W_OK) else Path(tempfile.gettempdir())
     except OSError:
         home = Path(tempfile.gettempdir())
-    found = home / name
-    if not (found / "config.json").exists():
-        made = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=home))
-        build(made, seed)
-        try:
-            made.rename(found)
-        except OSError:  # another process was first
-            shutil.rmtree(made)
-    return found
+    return home / name
 
 
 def build(into: Path, seed: int = 0, **config: Any) -> None:

@@ -37,11 +37,19 @@ from headrace.tokens.images import Image, PlacedImage
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_message, read_messages
 from headrace.tokens.parse import AnswerDelta, CallDelta, Parsed
 from headrace.tokens.renderer import AnswerStream, Renderer, marker_ids
-from headrace.tokens.vocabulary import Detokenizer, Vocabulary, do_without_torch, load_vocabulary, text_of
+from headrace.tokens.vocabulary import (
+    Detokenizer,
+    Vocabulary,
+    do_without_torch,
+    import_without_models,
+    load_vocabulary,
+    text_of,
+)
 
 __all__ = [
     "load_renderer",
     "do_without_torch",
+    "import_without_models",
     "Renderer",
     "Unrenderable",
     "Vocabulary",

@@ -143,12 +143,32 @@ class _Bytes(dict[int, bytes]):
         return known
 
 
+#: What transformers looks for before it imports what its models need.
+TORCH = ("torch", "torchvision")
+
+
 def do_without_torch() -> None:
     """For a process that only tokenises, before it loads its first tokenizer: transformers would import torch for
     nothing, which takes seconds and 250 MB. Afterwards nothing in this process can import it."""
-    for name in ("torch", "torchvision"):
+    for name in TORCH:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # not to be found
     logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
+
+
+def import_without_models() -> None:
+    """For a process that needs torch and of transformers its tokenizers and configurations alone, before it imports
+    either: what transformers imports for models takes four seconds, and it does without where it finds no torch.
+    Afterwards torch can be imported, and transformers has no models in this process. Where it has been imported
+    before, nothing is changed."""
+    if {"torch", "transformers"} & sys.modules.keys():
+        return
+    do_without_torch()
+    try:
+        from transformers import AutoConfig, AutoTokenizer  # noqa: F401
+    finally:
+        for name in TORCH:
+            if sys.modules.get(name, "") is None:
+                del sys.modules[name]
 
 
 def load_vocabulary(folder: str | Path) -> Vocabulary:
