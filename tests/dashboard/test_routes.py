@@ -169,6 +169,23 @@ def test_a_settled_dashboard_has_what_the_pool_has() -> None:
     assert asyncio.run(look()) == ["g2-1", "g1-1", "g0-1"]
 
 
+def test_a_stream_ends_when_its_server_is_to_stop() -> None:
+    async def make() -> Overview:
+        return Overview("t", 0.0, None, False, 0, {}, True, [], {}, [], [], 0)
+
+    async def listen() -> list[bytes]:
+        live, stop = LiveFigures(make, stream_s=3600), asyncio.Event()
+        heard = []
+        async for event in live.listen(stop.wait):
+            heard.append(event)
+            if event.startswith(b"data: "):
+                stop.set()
+        await live.close()
+        return heard
+
+    assert len(asyncio.run(listen())) == 2
+
+
 def test_listeners_share_one_task_and_hear_only_of_changes() -> None:
     made = 0
 
@@ -182,7 +199,7 @@ def test_listeners_share_one_task_and_hear_only_of_changes() -> None:
 
         async def hear() -> list[dict[str, object]]:
             found: list[dict[str, object]] = []
-            async for event in live.listen():
+            async for event in live.listen(asyncio.Event().wait):
                 if event.startswith(b"data: "):
                     found.append(orjson.loads(event[6:]))
                 if len(found) == 3:

@@ -10,7 +10,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from headrace.net.connection import (
     Connection,
     delivered,
     flushed,
+    stopping,
 )
 from headrace.net.server import LocalOnly
 
@@ -277,6 +278,24 @@ def test_an_answer_that_nobody_reads_to_its_end_has_not_arrived(app: App, addres
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     assert app.told.wait(PATIENCE_S)
     assert app.arrived == [False]
+
+
+def test_a_stream_learns_that_its_server_is_to_stop() -> None:
+    begun = threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"so far", "more_body": True})
+        begun.set()
+        await stopping(scope)
+        await send({"type": "http.response.body", "body": b", to the end"})
+
+    with ExitStack() as server, ExitStack() as client:
+        connection = client.enter_context(connected(server.enter_context(serving(app, lifespan=False))))
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert begun.wait(PATIENCE_S)
+        server.close()
+        assert b", to the end" in rest(connection)
 
 
 def test_a_server_that_cannot_tell_is_believed() -> None:

@@ -13,8 +13,8 @@ from headrace.dashboard.records import Overview
 
 #: Seconds between two overviews.
 BEAT_S = 1.0
-#: Seconds after which a stream ends, and the browser asks again: a server that is to stop waits for its streams, and
-#: ends those by force that take longer than `headrace.net.server.GRACE_S`.
+#: Seconds after which a stream ends, and the browser asks again: a server that cannot tell its streams that it is to
+#: stop waits for them no longer.
 STREAM_S = 4.0
 #: Listeners at a time.
 MAX_LISTENERS = 64
@@ -37,8 +37,8 @@ class LiveFigures:
         """Whether no more can listen."""
         return len(self._listeners) >= MAX_LISTENERS
 
-    async def listen(self) -> AsyncIterator[bytes]:
-        """A stream of server-sent events, for one browser."""
+    async def listen(self, stopping: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+        """A stream of server-sent events, for one browser. It ends when `stopping` returns."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._stream_s
         woken = asyncio.Event()
@@ -47,10 +47,12 @@ class LiveFigures:
             self._task = asyncio.create_task(self._beat())
         elif self._latest:
             woken.set()
+        stop = asyncio.ensure_future(stopping())
+        stop.add_done_callback(lambda _: woken.set())
         sent: dict[str, Any] = {}
         try:
             yield b"retry: 300\n\n"
-            while (left := end - loop.time()) > 0:
+            while (left := end - loop.time()) > 0 and not stop.done():
                 try:
                     async with asyncio.timeout(left):
                         await woken.wait()
@@ -63,6 +65,7 @@ class LiveFigures:
                     yield b"data: " + orjson.dumps(changed) + b"\n\n"
         finally:
             self._listeners.discard(woken)
+            stop.cancel()
 
     async def close(self) -> None:
         """Ends the task."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from shutil import rmtree
@@ -29,6 +30,7 @@ from headrace.dashboard.live import LiveFigures
 from headrace.dashboard.login import REQUEST_HEADER, DashboardLogin, same_origin
 from headrace.dashboard.records import MAX_ROWS, TrajectoryQuery
 from headrace.data.errors import HeadraceError, InvalidInput, shown
+from headrace.net.connection import stopping
 from headrace.net.server import BodyTooLarge, read_body
 from headrace.pool.errors import Gone, NotFound
 
@@ -237,7 +239,8 @@ class DashboardRoutes:
         if self._live.full:
             return _error(503, "too many pages are open")
         headers = {**SECURITY_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._live.listen(), media_type="text/event-stream", headers=headers)
+        events = self._live.listen(partial(stopping, request.scope))
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 

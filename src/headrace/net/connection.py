@@ -3,7 +3,7 @@
 A request's head is bounded in bytes and in time, a body that stops coming ends its connection, and so does an answer
 that is not read: whoever only opens connections, never ends a line or reads nothing, holds nothing up. Connections are
 bounded in number: beyond it, those that wait longest for a request are closed. `flushed` tells an application when the
-system has taken all that it wrote, which no message of ASGI does.
+system has taken all that it wrote, and `stopping` when the server is to stop, which no message of ASGI does.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ PROBE_S, MOST_PROBE_S = 0.01, 5.0
 FLUSHED = "headrace.flushed"
 #: and that the answer to its request was written whole;
 DELIVERED = "headrace.delivered"
+#: that the server is to stop, which waits for answers under way;
+STOPPING = "headrace.stopping"
 #: and under which it ends the connection at once, whatever is left to write.
 HANG_UP = "headrace.hang_up"
 
@@ -145,6 +147,7 @@ class Connection(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=0)  # writing goes on once the system has all that was written
         self._failed = False
         self._lost = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._head = 0
         self._begun = False  # a request, and not all of it is here
         self._awaits("head", self.head_s)
@@ -162,6 +165,10 @@ class Connection(HttpToolsProtocol):
         self._timer.cancel()
         super().connection_lost(exc)
         self._lost.set()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._stopping.set()
 
     async def flushed(self) -> bool:
         """Waits until nothing is left to write; False where the connection broke before."""
@@ -201,7 +208,11 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._begun = True
-        self.scope["extensions"] = {FLUSHED: {"wait": self.flushed}, HANG_UP: {"now": self.transport.abort}}
+        self.scope["extensions"] = {
+            FLUSHED: {"wait": self.flushed},
+            STOPPING: {"wait": self._stopping.wait},
+            HANG_UP: {"now": self.transport.abort},
+        }
         self._awaits("head", self.head_s)
 
     def on_headers_complete(self) -> None:
@@ -320,6 +331,13 @@ async def delivered(scope: Any) -> bool:
     """Once all of an answer is sent: whether the system has taken it whole, before its connection broke. True at once
     under a server that cannot tell."""
     return await _told(scope, DELIVERED)
+
+
+async def stopping(scope: Any) -> None:
+    """Waits until the server that answers a request is to stop; for ever under one that cannot tell."""
+    found = scope.get("extensions", {}).get(STOPPING)
+    wait = asyncio.Event().wait if found is None else found["wait"]
+    await wait()
 
 
 async def hang_up(scope: Any) -> None:
