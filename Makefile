@@ -8,9 +8,9 @@ STAMP  := $(VENV)/.setup-done
 # Tests and benchmarks start hundreds of processes: what they import is compiled once, wherever the environment says never.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Worker processes of the tests: half as many again as there are cores, since tests wait for what they start; 8 at most,
-# since each takes up to 2 GB.
-JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
+# Worker processes of the tests: twice as many as there are cores, since tests wait for what they start; 8 at most, since
+# each takes up to 2 GB.
+JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
 PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
 
 .DEFAULT_GOAL := help
@@ -28,8 +28,6 @@ demo: $(DEMO) ## watch an agent learn binary search from scratch, in about two m
 test: setup ## run the tests, several at a time (JOBS=0: one by one)
 	$(PYTEST) $(PYTEST_ARGS)
 
-# These wait longer for what they start.
-test-system: JOBS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
 test-system: setup ## run whole systems as their users do: the demo, runs, examples, the blocks of the documentation, benchmarks; and Ray
 	HEADRACE_SYSTEM=1 $(PYTEST) -m system $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' 'mark\.(system|ray)' tests) $$(find tests/pool -name 'test_conformance*.py')
 

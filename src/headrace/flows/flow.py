@@ -187,8 +187,8 @@ class AgentFlowBase(ABC):
         except TimeoutError as error:
             if not limit.expired():
                 raise AgentFailed.of(error) from error
-            # Who was cancelled notes what the agent had printed.
-            notes = getattr(error.__cause__, "__notes__", [])
+            # Who was cancelled notes what the agent had printed; no cause of the time-out, but its context, on 3.11.2.
+            notes = getattr(error.__context__, "__notes__", [])
             raise AgentFailed("hung", f"it did not end within {self.timeout_s:g} s", "\n".join(notes)) from None
         except Exception as error:
             raise AgentFailed.of(error) from error
