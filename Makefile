@@ -34,6 +34,8 @@ test-system: setup ## run whole systems as their users do: the demo, runs, examp
 test-long: setup ## run the statistical and the exhaustive tests that these two leave out
 	HEADRACE_LONG=1 HEADRACE_SYSTEM=1 $(PYTEST) -m long $(PYTEST_ARGS)
 
+# Each of these starts a vLLM.
+test-vllm: JOBS = $(shell getconf _NPROCESSORS_ONLN)
 test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
 	HEADRACE_VLLM=1 $(PYTEST) $(PYTEST_ARGS) tests/vllm
 
