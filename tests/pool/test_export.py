@@ -88,6 +88,21 @@ def test_every_field_of_a_step_comes_back(pool: Any, tmp_path: Path, suffix: str
     assert found == {step.trajectory_uid: step for step in sent}
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_metadata_whose_keys_are_no_text_comes_back(pool: Any, tmp_path: Path, suffix: str) -> None:
+    """A pool takes such keys anywhere but at the top; they must not keep a channel from being exported."""
+    metadata = {
+        "rewards": {0: 0.25, 7: {1.5: [1], None: 2, True: 3}},
+        "cells": {(1, 2): "a", ((3,), "b"): {b"raw": b"\x00"}},
+        "quoted": [{"$bytes": "no base64!"}, {"$array": 1, "dtype": 2, "shape": 3}, {"$items": 4}],
+    }
+    pool.submit_steps([bare_step("plain"), bare_step("t", metadata=metadata)])
+    assert export(pool, tmp_path / f"steps.{suffix}").rows == 2
+    found = {step.trajectory_uid: step for step in read_steps(tmp_path / f"steps.{suffix}")}
+    assert found["t"].metadata == metadata
+    assert export(pool, tmp_path / f"sequences.{suffix}", what="sequences").rows == 2
+
+
 def test_the_step_with_everything_has_everything() -> None:
     """Guards the tests below: a field that is new in Step is to be exported too."""
     full = full_step(quarantined="why")

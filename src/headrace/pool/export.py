@@ -3,7 +3,8 @@
 Rows are read from the pool a trajectory at a time and written as they come, so an export costs the memory of a few.
 The file appears under its name once it is whole. A step's row has every field of `Step`; `read_steps` gives back the
 same steps. Structured fields (`metadata`, `sampling`, `multi_modal_data`) are JSON text in Parquet; bytes and arrays in
-them become `{"$bytes": base64}` and `{"$array": base64, "dtype", "shape"}`.
+them become `{"$bytes": base64}` and `{"$array": base64, "dtype", "shape"}`, a dict whose keys are not all text becomes
+`{"$items": [[key, value], ...]}`.
 """
 
 from __future__ import annotations
@@ -136,16 +137,22 @@ def _sequence_row(sequence: Sequence) -> Row:
 
 # -- rows to JSON and back ---------------------------------------------------------------------------------------------
 
+#: The keys of what stands for a value that JSON has no form of. A dict of a producer's with the same keys is written as
+#: its items, so that neither is taken for the other.
+_FORMS = ({"$bytes"}, {"$array", "dtype", "shape"}, {"$items"})
+
 
 def _jsonable(value: Any) -> Any:
-    """Bytes and arrays inside a structured field, as JSON; everything else as it is."""
+    """Bytes, arrays and dicts with keys that are no text, inside a structured field, as JSON; all else as it is."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, np.ndarray):
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         return {"$array": data, "dtype": value.dtype.str, "shape": list(value.shape)}
     if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
+        if all(isinstance(key, str) for key in value) and not any(value.keys() == form for form in _FORMS):
+            return {key: _jsonable(item) for key, item in value.items()}
+        return {"$items": [[_jsonable(key), _jsonable(item)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
     return value
@@ -157,8 +164,15 @@ def _unjson(value: Any) -> Any:
             return base64.b64decode(value["$bytes"])
         if value.keys() == {"$array", "dtype", "shape"}:
             return np.frombuffer(base64.b64decode(value["$array"]), value["dtype"]).reshape(value["shape"])
+        if value.keys() == {"$items"}:
+            return {_key(_unjson(key)): _unjson(item) for key, item in value["$items"]}
         return {key: _unjson(item) for key, item in value.items()}
     return [_unjson(item) for item in value] if isinstance(value, list) else value
+
+
+def _key(value: Any) -> Any:
+    """A key of a dict: a list among them was a tuple."""
+    return tuple(map(_key, value)) if isinstance(value, list) else value
 
 
 def _text(value: Any) -> str | None:
