@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from tests.dashboard.test_follow import submit
 
-from headrace import DataPool
+from headrace import DataPool, Step
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.live import LiveFigures
 from headrace.dashboard.login import MAX_WRONG, SESSION_S, DashboardLogin
@@ -43,6 +43,19 @@ def client(clock: Time) -> Iterator[TestClient]:
         app = dashboard_app(Dashboard(RunningPool(pool, "here")), DashboardLogin("s3cret", clock=clock))
         with TestClient(app) as found:
             yield found
+
+
+def test_metadata_whose_keys_are_no_text_is_shown() -> None:
+    metadata = {"cells": {(1, 2): "Alpha", b"raw": {None: "beta"}}}
+    shown = {"(1, 2)": "Alpha", "b'raw'": {"null": "beta"}}
+    with DataPool() as pool:
+        pool.open("t", metadata=metadata)
+        pool.submit_steps([Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t")])
+        app = dashboard_app(Dashboard(RunningPool(pool, "here")), DashboardLogin(None))
+        with TestClient(app) as client:
+            found = client.get("/dashboard/api/trajectory", params={"channel": "train", "uid": "t"})
+            assert found.status_code == 200, found.text
+            assert found.json()["metadata"]["cells"] == shown
 
 
 def test_nothing_is_shown_without_the_key_and_all_of_it_after_a_login(client: TestClient) -> None:

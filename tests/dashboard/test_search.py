@@ -8,7 +8,7 @@ import pytest
 from tests.dashboard.test_follow import sweep
 from tests.rewards.recorded import record
 
-from headrace import DataPool
+from headrace import DataPool, Step
 from headrace.dashboard.follow import PoolFollower
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import TrajectoryQuery, TrajectoryRecord
@@ -58,6 +58,18 @@ def test_what_was_said_and_what_metadata_says_is_found_whatever_its_capitals(ren
         for text, wrong in (("", "blank"), ("  ", "blank"), ("x" * 2_000, "look for at most 1000")):
             with pytest.raises(InvalidInput, match=wrong):
                 search(rows, text, 0, source.trajectory, words)
+
+
+def test_metadata_whose_keys_are_no_text_is_searched() -> None:
+    with DataPool() as pool:
+        pool.open("a", metadata={"cells": {(1, 2): "Alpha"}})
+        own = {"a": {}, "b": {"cells": {b"raw": {None: "beta"}}}}
+        pool.submit_steps(
+            [Step(prompt_ids=[1], response_ids=[2], trajectory_uid=u, metadata=m) for u, m in own.items()]
+        )
+        source, rows = RunningPool(pool, "here"), listed(pool)
+        for text, uid in (("alpha", "a"), ("(1, 2)", "a"), ("beta", "b")):
+            assert uids(search(rows, text, 0, source.trajectory, None)) == [uid]
 
 
 def test_a_search_goes_on_where_its_time_was_over(renderer: Renderer) -> None:

@@ -57,6 +57,14 @@ def test_without_its_key_nothing_is_told_but_health() -> None:
         assert get(address + "/pool/stats", "secret")["ledger"]["queued"] == 1
 
 
+def test_metadata_whose_keys_are_no_text_is_shown_with_text_for_keys() -> None:
+    with DataPool() as pool, serving(pool) as address:
+        pool.submit_step(step(0, metadata={"by": {None: 1, True: 2, (1, "b"): 3, b"raw": [{7: 4}], "a": 5}}))
+        [found] = get(address + "/pool/trajectories/t0")["steps"]
+        keys = {"null": 1, "true": 2, "(1, 'b')": 3, "b'raw'": [{"7": 4}], "a": 5}
+        assert found["metadata"] == {"by": keys}
+
+
 @pytest.mark.parametrize(
     "to", ["", ".", "..", "../elsewhere", "a/../../elsewhere", "/etc/elsewhere", "out/elsewhere", "a\0b"], ids=repr
 )

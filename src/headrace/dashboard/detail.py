@@ -32,6 +32,7 @@ from headrace.dashboard.records import (
 )
 from headrace.data.block import Record, floats_array
 from headrace.data.errors import InvalidInput
+from headrace.data.json import text_keys
 from headrace.data.packing import unpack
 from headrace.data.trajectory import Trajectory
 from headrace.pool.errors import NotFound
@@ -201,7 +202,7 @@ def _shown_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     room = MAX_METADATA
     for name, value in metadata.items():
-        text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        text = orjson.dumps(text_keys(value), default=repr).decode()
         if len(text) > room:
             found[name] = f"{text[:200]}… ({len(text)} characters)"
         else:

@@ -14,6 +14,7 @@ import orjson
 
 from headrace.dashboard.records import TrajectoryRecord
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.json import text_keys
 from headrace.data.packing import attach_metadata, unpack
 from headrace.data.trajectory import Trajectory
 from headrace.tokens import Vocabulary
@@ -65,14 +66,14 @@ def search(
 
 def texts(trajectory: Trajectory, vocabulary: Vocabulary | None) -> list[str]:
     """Everything in a trajectory that can be read: metadata, what people noted, and each branch from its root on."""
-    found = [orjson.dumps(trajectory.metadata, default=str, option=orjson.OPT_NON_STR_KEYS).decode()]
+    found = [orjson.dumps(text_keys(trajectory.metadata), default=str).decode()]
     parents = trajectory.parents
     for index, record in trajectory.tree.records.items():
         extra = record.head.unpack_extra()
         found += [*extra.tags, extra.note or ""]
         if extra.metadata:
             own = attach_metadata(extra.metadata, trajectory.blobs)
-            found.append(orjson.dumps(own, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+            found.append(orjson.dumps(text_keys(own), default=str).decode())
         if vocabulary is not None and index not in parents.values():
             step = unpack(record, trajectory.tree.prompt(index) if record.head.base >= 0 else None, trajectory.blobs)
             found.append(vocabulary.decode([*step.prompt_ids.tolist(), *step.response_ids.tolist()]))

@@ -10,11 +10,28 @@ import orjson
 
 
 def to_json(value: Any, option: int = 0) -> bytes:
-    """JSON of whatever a pool holds; `option` is orjson's."""
+    """JSON of whatever a pool holds, with keys as `text_keys` has them; `option` is orjson's."""
     try:
         return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | option)
     except TypeError:  # nested deeper than orjson writes, or of a kind that has no JSON form
+        pass
+    try:
         return msgspec.json.encode(value, enc_hook=_plain)
+    except TypeError:  # not for each: few values have such keys, and to look for them takes longer than to write most
+        return msgspec.json.encode(text_keys(value), enc_hook=_plain)
+
+
+def text_keys(value: Any) -> Any:
+    """A value whose dicts have text for keys, as JSON's have: metadata may have any key below its top."""
+    if isinstance(value, dict):
+        return {_key(key): text_keys(inside) for key, inside in value.items()}
+    return [text_keys(inside) for inside in value] if isinstance(value, list | tuple) else value
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    return {None: "null", True: "true", False: "false"}[key] if key is None or isinstance(key, bool) else str(key)
 
 
 def _plain(value: Any) -> Any:
