@@ -13,6 +13,7 @@ from tests.pool.kit import events
 from headrace import DataPool
 from headrace.api.retry_keys import RetryKeys
 from headrace.data.scored import ScoredGroup, store
+from headrace.pool.scored.types import Posting
 
 
 def test_a_trainer_that_timed_out_gets_the_batch_again(pool: DataPool) -> None:
@@ -146,6 +147,38 @@ async def test_posts_with_the_same_groups_in_another_order_wait_for_one_another_
             posts.remove(post)
             keys.settle(post.result(), False)
     assert await keys.take([a, b, b]) == [(0, "a-0-0"), (0, "b-0-0"), (0, "b-1-0")], "in the order of the groups"
+
+
+async def test_an_equal_group_sent_on_purpose_is_known_when_it_is_sent_again_though_the_first_is_forgotten() -> None:
+    """The first one's answer arrives, and the second is posted before the pool has forgotten the first one's key."""
+    with DataPool() as pool:
+        keys, sent = RetryKeys(pool.aio), ScoredGroup(store(b"{}"), 1, 0, "a")
+
+        async def post(key: tuple[int | None, str]) -> None:
+            await pool.aio.desk_post([Posting(sent.piece, sent.sequences, *key)])
+
+        first = await keys.take([sent])
+        await post(first[0])
+        keys.settle(first, True)
+        second = await keys.take([sent])
+        await post(second[0])
+        await keys.close()  # the pool has forgotten the first now
+        retry = asyncio.create_task(keys.take([sent]))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not retry.done(), "the second's answer is not settled yet"
+        keys.settle(second, False)
+        assert await retry == second
+        await post(second[0])
+        assert pool.stats()["desk"]["posted"] == 2
+        keys.settle(second, True)
+        third = await keys.take([sent])
+        assert third not in (first, second), "another one on purpose"
+        await post(third[0])
+        assert pool.stats()["desk"]["posted"] == 3
+        keys.settle(third, True)
+        await keys.close()
+        assert await keys.take([sent]) == first, "nothing is remembered of what was answered"
 
 
 def test_a_group_is_known_again_after_a_restart(tmp_path: Any) -> None:

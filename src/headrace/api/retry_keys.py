@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from headrace.data.errors import HeadraceError
@@ -22,6 +22,8 @@ Key = tuple[int | None, str]
 #: What equal groups of an environment have in common, as it is sorted: whether it has an id, its id, and the digest.
 _Name = tuple[bool, int, str]
 
+#: Groups of which it is remembered that their next key is not their first: more than that were never sent again.
+TURNS_KEPT = 4096
 #: Seconds after which keys of answers that arrived are forgotten, all of them in one call to the pool.
 FORGET_AFTER_S = 0.05
 
@@ -33,6 +35,9 @@ class RetryKeys:
         self._pool = pool
         self._busy: dict[Key, asyncio.Event] = {}  # until their answer has arrived, or has not
         self._arrived: dict[Key, None] = {}  # until the pool has forgotten them
+        # The turn of the key that was taken last, by its environment and digest, where that is not the first: until the
+        # pool has forgotten it. Earlier ones are forgotten before, and must not be taken in its place.
+        self._turns: OrderedDict[Key, int] = OrderedDict()
         self._forgetting: asyncio.Task[None] | None = None
 
     async def take(self, groups: Sequence[ScoredGroup]) -> list[Key]:
@@ -56,16 +61,22 @@ class RetryKeys:
 
     async def _free(self, env: int | None, digest: str, copy: int) -> Key:
         """A key that no post is under way with; while an equal group's answer is not settled, waits for that."""
-        turn = 0
+        group = (env, f"{digest}-{copy}")
         while True:
-            key = (env, f"{digest}-{copy}-{turn}")
-            if key in self._arrived:
+            turn = self._turns.get(group, 0)
+            key = _key(group, turn)
+            while key in self._arrived:
                 turn += 1
-            elif key in self._busy:
-                await self._busy[key].wait()
-            else:
-                self._busy[key] = asyncio.Event()
-                return key
+                key = _key(group, turn)
+            if key not in self._busy:
+                break
+            await self._busy[key].wait()
+        self._busy[key] = asyncio.Event()
+        if turn:
+            self._turns[group] = turn
+            if len(self._turns) > TURNS_KEPT:
+                self._turns.popitem(last=False)
+        return key
 
     def settle(self, keys: Sequence[Key], arrived: bool) -> None:
         """The answer to these groups arrived, or did not."""
@@ -102,4 +113,13 @@ class RetryKeys:
             return False
         for key in keys:
             del self._arrived[key]
+            env, named = key
+            name, _, turn = named.rpartition("-")
+            if self._turns.get((env, name)) == int(turn):
+                del self._turns[env, name]
         return True
+
+
+def _key(group: Key, turn: int) -> Key:
+    env, name = group
+    return env, f"{name}-{turn}"
