@@ -15,6 +15,7 @@ from headrace.dashboard.records import TrajectoryQuery
 from headrace.dashboard.source import JournalFolder, RunningPool
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.errors import PoolUnreachable
+from headrace.pool.readonly import JournalView
 
 
 def submit(pool: DataPool, group: int, *, rollouts: int = 2, steps: int = 2, ended: bool = True) -> None:
@@ -215,4 +216,25 @@ def test_a_journal_is_read_while_a_pool_writes_it_with_what_was_consumed(tmp_pat
         submit(pool, 3)
         sweep(follower)
         assert len(index) == 8
+        source.close()
+
+
+def test_a_trajectory_of_a_journal_is_read_while_what_was_read_before_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export reads in another thread: it must not end because the journal grew, and was read again, meanwhile."""
+    with DataPool(tmp_path / "journal") as pool:
+        submit(pool, 0)
+        source = JournalFolder(tmp_path / "journal", clock=lambda: 0.0)
+        submit(pool, 1)
+        close, found = JournalView.close, list[str]()
+
+        def closing(view: JournalView) -> None:
+            close(view)
+            found.append(source.trajectory("train", "g0-0").uid)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(JournalView, "close", closing)
+            source.refresh()
+        assert found == ["g0-0"]
         source.close()

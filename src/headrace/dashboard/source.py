@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +122,7 @@ class JournalFolder(RunningPool):
         self._seen: tuple[Any, ...] = ()
         self._next_reading = 0.0
         self._view: JournalView | None = None
+        self._in_use = threading.Lock()  # the view: an export reads in another thread than the one that refreshes
         self.title, self.editable = str(folder), False
         self.refresh()
 
@@ -132,9 +134,10 @@ class JournalFolder(RunningPool):
             return
         begun = self._clock()
         view = JournalView(self._folder, live=True, consumed=True)
-        if self._view is not None:
-            self._view.close()
-        self._view = self._pool = view
+        with self._in_use:
+            before, self._view, self._pool = self._view, view, view
+        if before is not None:
+            before.close()
         self._seen = found
         self._next_reading = self._clock() + REST_FACTOR * (self._clock() - begun)
 
@@ -143,14 +146,15 @@ class JournalFolder(RunningPool):
         return self._view.consumed(channel)
 
     def trajectory(self, channel: str, uid: str) -> Trajectory:
-        """Also one that was consumed, as far as the journal still holds it."""
-        try:
-            return super().trajectory(channel, uid)
-        except Gone:
-            found = self._view.consumed_trajectory(uid, channel) if self._view is not None else None
-            if found is None:
-                raise
-            return found
+        """Also one that was consumed, as far as the journal still holds it. Asked by any thread."""
+        with self._in_use:
+            try:
+                return super().trajectory(channel, uid)
+            except Gone:
+                found = self._view.consumed_trajectory(uid, channel) if self._view is not None else None
+                if found is None:
+                    raise
+                return found
 
     @property
     def journal(self) -> Path:
