@@ -57,6 +57,24 @@ class HasNothingYet:
         return self._pool.stats(channel)
 
 
+class EndsBetween:
+    """A pool whose last groups come, and which is shut down, just after it was asked in vain and before it is asked how
+    far they are."""
+
+    def __init__(self, pool: DataPool) -> None:
+        self._pool = pool
+
+    def fetch_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._pool.fetch_batch(*args, **kwargs) if self._pool.stats("train")["closed"] else None
+
+    def stats(self, channel: str) -> Any:
+        self._pool.shutdown(channel)
+        return self._pool.stats(channel)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
 @pytest.fixture
 def feed(pool: DataPool, tmp_path: Path) -> Iterator[BatchFeed]:
     with fed_by(pool, tmp_path) as found:
@@ -173,3 +191,13 @@ def test_a_batchs_way_from_the_pool_is_no_starvation(pool: DataPool, tmp_path: P
         found = feed.next()
     assert found is not None
     assert found.starved[1] < slow.first_answer_at < found.converted[0]
+
+
+def test_what_came_just_before_the_end_is_learned_from(pool: DataPool, tmp_path: Path) -> None:
+    with fed_by(EndsBetween(pool), tmp_path, batch_size=4) as feed:
+        last = feed.next()
+        assert last is not None
+        assert last.examples.groups == 3  # all that there were: a channel that has ended hands out the rest
+        feed.ack({last.lease_id: last.trajectories})
+        assert feed.next() is None
+    assert pool.stats("train")["ledger"]["consumed"] == len(last.trajectories)

@@ -260,7 +260,9 @@ class BatchFeed:
                         return None
                     batch = self._take(timeout=FETCH_WAIT_S)
                     if batch is None and not self._wait_on():
-                        return None
+                        batch = self._take(timeout=0)  # what came between the two questions is handed out still
+                        if batch is None:
+                            return None
                 starved = (asked, self._handed_out_at(batch))
             began = time.monotonic()
             groups = self._not_learned_from(batch)
