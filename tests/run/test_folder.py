@@ -85,6 +85,18 @@ def test_a_run_is_resumed_as_what_it_was(tmp_path: Path) -> None:
         resume(tmp_path / "nowhere", CONFIG)
 
 
+def test_a_run_is_resumed_with_batches_of_the_size_that_its_rollouts_were_counted_in(tmp_path: Path) -> None:
+    config = {**CONFIG, "train": {"steps": 5, "batch_size": 8}}
+    smaller = {**CONFIG, "train": {"steps": 5, "batch_size": 4}}
+    begin(tmp_path / "rows", config)
+    with pytest.raises(InvalidInput, match=r"train\.batch_size was 8 when .* began, and is 4 now; put it back"):
+        resume(tmp_path / "rows", smaller)
+    environment = {"data": None, "agent": {"env": "env.py"}}  # it is told the size when the trainer registers
+    begin(tmp_path / "environment", {**config, **environment})
+    resumed = {**smaller, **environment}
+    assert resume(tmp_path / "environment", resumed).config == resumed
+
+
 def test_a_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / folder.STATE_FILE).write_bytes(b'{"config": ')
     with pytest.raises(InvalidInput, match=f"{tmp_path / folder.STATE_FILE} cannot be read: "):

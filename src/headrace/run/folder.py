@@ -53,6 +53,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Parts of a run's file that a resumed run must have as it began: what was recorded is of them.
 FIXED = ("model", "data", "agent")
+#: What else it must have where rows are played: the rollouter takes so many groups a version for used, those of the
+#: versions before the resume too. With fewer now it would stop before the trainer has all, with more run ahead of it.
+FIXED_WITH_DATA = ("train.batch_size",)
 
 
 def begin(run: Path, config: dict[str, Any]) -> RunState:
@@ -72,17 +75,25 @@ def resume(run: Path, config: dict[str, Any]) -> RunState:
     kept = RunState.read(run)
     if kept is None:
         raise InvalidInput(f"--resume: {run} holds no run; without --resume one would begin there")
-    changed = [name for name in FIXED if kept.config.get(name) != config.get(name)]
-    if changed:
-        name = changed[0]
-        raise InvalidInput(
-            f"--resume: {name} was {kept.config.get(name)} when {run} began, and is {config.get(name)} now; put it "
-            "back, or begin another run without --resume"
-        )
+    for name in (*FIXED, *(FIXED_WITH_DATA if config.get("data") is not None else ())):
+        before, now = _at(kept.config, name), _at(config, name)
+        if before != now:
+            raise InvalidInput(
+                f"--resume: {name} was {before} when {run} began, and is {now} now; put it back, or begin another run "
+                "without --resume"
+            )
     steps = config.get("train", {}).get("steps", 0)
     if kept.ended and steps <= kept.ended:
         raise InvalidInput(f"--resume: {run} has made its {kept.ended} steps; more: --set train.steps={2 * kept.ended}")
     return msgspec.structs.replace(kept, config=config, ended=0)
+
+
+def _at(config: dict[str, Any], name: str) -> Any:
+    """The value of a dotted name; None where there is none."""
+    found: Any = config
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def latest(runs: Path, prefix: str) -> Path:
