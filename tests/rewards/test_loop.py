@@ -11,7 +11,7 @@ import pytest
 from tests.rewards.recorded import record
 
 from headrace import DataPool
-from headrace.pool.errors import Gone, Unauthorized
+from headrace.pool.errors import Gone, PoolUnreachable, Unauthorized
 from headrace.rewards.loop import RewardLoop
 from headrace.rewards.recorded import SampleReader
 from headrace.rewards.sample import RewardFailure, Sample, Score
@@ -249,6 +249,54 @@ async def test_what_left_the_pool_meanwhile_is_late_and_nothing_else(
         while loop._in_hand:
             await asyncio.sleep(0)
     assert loop.told()["late"] == 1
+
+
+class BegunAnew:
+    """A pool whose process can end: calls then fail once, and go to another pool, which knows nothing of the first.
+    With `retries` the client tries again by itself, and nobody hears of the failure."""
+
+    def __init__(self, pool: DataPool, *, retries: bool) -> None:
+        self.aio, self._retries = self, retries
+        self._pool, self._gone = pool, asyncio.Event()
+
+    def end(self, other: DataPool) -> None:
+        self._pool = other
+        gone, self._gone = self._gone, asyncio.Event()
+        gone.set()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            asked = asyncio.ensure_future(getattr(self._pool.aio, name)(*args, **kwargs))
+            ended = asyncio.ensure_future(self._gone.wait())
+            await asyncio.wait({asked, ended}, return_when="FIRST_COMPLETED")
+            if asked.done():
+                ended.cancel()
+                return await asked
+            asked.cancel()
+            if not self._retries:
+                raise PoolUnreachable("its process has ended")
+            return await call(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("retries", [False, True])
+async def test_a_pool_that_was_begun_anew_hands_nothing_out_without_its_reward_either(
+    pool: DataPool, renderer: Renderer, reader: SampleReader, retries: bool
+) -> None:
+    there = BegunAnew(pool, retries=retries)
+    with DataPool() as anew:
+        async with scoring(there, Worker(by_length), reader):  # type: ignore[arg-type]
+            record(pool, renderer, "before", [("q", "a")])
+            assert (await fetched(pool)).groups[0].rewards == [1.0]
+            there.end(anew)
+            record(anew, renderer, "first", [("q", "ab")])
+            while anew.trajectory("first").reward is None:
+                await asyncio.sleep(0)
+            record(anew, renderer, "second", [("q", "abc")])
+            assert anew.fetch_batch(2, timeout=0) is None  # the second has no reward yet
+            batch = await fetched(anew, 2)
+    assert [group.rewards for group in batch.groups] == [[2.0], [3.0]]
 
 
 async def test_a_pool_that_refuses_the_loop_ends_it(pool: DataPool, reader: SampleReader) -> None:

@@ -107,9 +107,7 @@ class RewardLoop:
         while True:
             await self._room.acquire()
             self._room.release()
-            page = await self._asked(
-                partial(self._pool.unscored, channel, limit=self._concurrency, after=cursor, wait_s=WAIT_S)
-            )
+            page = await self._asked(partial(self._page, channel, cursor))
             cursor = page["next"]
             for row in page["items"]:
                 held = (channel, row["trajectory_uid"])
@@ -117,6 +115,20 @@ class RewardLoop:
                     await self._room.acquire()
                     self._in_hand.add(held)
                     tasks.create_task(self._settle(*held)).add_done_callback(partial(self._settled, held))
+
+    async def _page(self, channel: str, cursor: str | None) -> dict[str, Any]:
+        """What waits for a reward in a channel next. A pool that was begun anew without a journal does not know that
+        the channel's groups wait for theirs: it is told so before it is asked, and again behind the answer, since a
+        client that tries again by itself may have asked two pools."""
+        await self._require_rewards(channel)
+        page = await self._pool.unscored(channel, limit=self._concurrency, after=cursor, wait_s=WAIT_S)
+        await self._require_rewards(channel)
+        return page
+
+    async def _require_rewards(self, channel: str) -> None:
+        stats = await self._pool.stats(channel)
+        if not stats["config"]["require_reward"]:  # each change is an event, and written down
+            await self._pool.configure(channel, require_reward=True)
 
     def _settled(self, held: tuple[str, str], task: asyncio.Task[None]) -> None:
         self._in_hand.discard(held)
