@@ -129,6 +129,12 @@ async def test_a_key_is_sent_and_the_reference_can_be_kept_from_it(
     ("options", "said", "wanted"),
     [
         ({}, "Fine.\n**Score: 8/10.**", 0.8),
+        ({}, "Fine.\n**Score:** 8", 0.8),
+        ({}, "Fine.\n**Score**: 8/10", 0.8),
+        ({}, "Fine.\nScore: **8**/10", 0.8),
+        ({}, "Fine.\nScore: `8.5`", 0.85),
+        ({}, "Score: 2 * 4", None),
+        ({}, "Score: 1_0", None),
         ({}, "<think>Score: 1</think>\n4", 0.4),
         ({"best": 5}, "Score: 4.5", 0.9),
         ({}, "I would say 8 of 10", None),

@@ -38,8 +38,11 @@ ENDINGS = {
     "number": "Then end with one line of this form, N being from 0 (worst) to {best:g} (best):\nScore: N",
     "json": 'Then end with a JSON object of this form, N being from 0 (worst) to {best:g} (best): {{"{field}": N}}',
 }
-#: The last line, alone, as it was asked for: a number that is merely mentioned is no verdict.
-VERDICT = re.compile(r"(?:\w+:)?\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*\d+(?:\.\d+)?)?\s*\.?", re.ASCII)
+#: The last line, alone, as it was asked for: a number that is merely mentioned is no verdict. Marks of Markdown may
+#: stand around its word and its number, `**Score:** 8`.
+VERDICT = re.compile(
+    r"(?:\w+[*`]*:)?[\s*_`]*(-?\d+(?:\.\d+)?)[*_`]*\s*(?:/\s*[*_`]*\d+(?:\.\d+)?[*_`]*)?\s*\.?", re.ASCII
+)
 #: The temperature of votes that are to differ, and of a question that is asked again.
 VARIED = 0.7
 #: Statuses after which another attempt may succeed: too early, too many, and what is wrong with a server.
