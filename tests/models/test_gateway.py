@@ -10,7 +10,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from tests.gateway.kit import Json, Running, tree
+from tests.gateway.kit import Json, Running, told, tree
+from tests.gateway.responses.kit import ADD, checked, events_of, respond
 from tests.gateway.rollout import Rollout, Say, in_front, uid_of
 from tests.matrix import crossed
 from tests.models import corpus
@@ -212,3 +213,31 @@ def test_a_prompt_of_text_is_completed(stage: Stage, stream: bool) -> None:
     answer = stage.gateway.post(f"{base}/v1/completions", asked)
     assert answer.status_code == 200, answer.text
     assert [step.quarantined for step in stage.gateway.steps(uid_of(base))] == [None]
+
+
+IN_TURNS = (
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Let me add.<|end|>"
+    "<|start|>assistant<|channel|>analysis<|message|>the two<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.add <|constrain|>json<|message|>{"a": 1, "b": 2}<|call|>'
+)
+
+
+@pytest.mark.xdist_group("gpt-oss")
+def test_an_answer_that_thinks_between_its_words_is_gone_on_from() -> None:
+    """A stream shows it as items that take turns; sent whole, without their ids, or named by them, they are one."""
+    folder = corpus.folder("gpt-oss")
+    vocabulary = load_vocabulary(folder)
+    with Rollout(vocabulary, "<|call|>") as rollout, in_front(rollout, folder) as gateway:
+        base = gateway.init()["base_url"]
+        rollout.script.append(Say(ids=vocabulary.encode(IN_TURNS), ended=False, finish="stop"))
+        asked = [{"role": "user", "content": "1 + 2?"}]
+        items = checked(events_of(respond(gateway, base, asked, tools=[ADD], stream=True).text))["output"]
+        assert [item["type"] for item in items] == ["reasoning", "message", "reasoning", "function_call"]
+        assert len({item["id"] for item in items}) == len(items)
+        result = {"type": "function_call_output", "call_id": items[-1]["call_id"], "output": "3"}
+        unnamed = [{name: item[name] for name in item if name != "id"} for item in items]
+        referred = [{"type": "item_reference", "id": item["id"]} for item in items]
+        for kept in (items, unnamed, referred):
+            rollout.script.append("<|channel|>final<|message|>3")
+            told(respond(gateway, base, [*asked, *kept, result], tools=[ADD]))
+        assert tree(gateway.steps(uid_of(base))) == [None, 0, 0, 0]

@@ -59,6 +59,45 @@ def test_what_was_answered_comes_back_as_one_message(given: tuple[list[Message],
     assert list(read_input(items, continued=False)) == messages
 
 
+def thought(call: str, number: int, text: str) -> Json:
+    name = f"rs_{call}" + (f"_{number}" if number else "")
+    return {"type": "reasoning", "id": name, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def spoken(call: str, number: int, text: str) -> Json:
+    name = f"msg_{call}" + (f"_{number}" if number else "")
+    return {"type": "message", "id": name, "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with ids", "without"])
+def test_parts_that_take_turns_are_one_answer(named: bool) -> None:
+    """As a model in channels writes them: it thinks, speaks, thinks again, speaks again and calls."""
+    call = {"type": "function_call", "id": "fc_0a_0", "call_id": "c", "name": "add", "arguments": "{}"}
+    items = [
+        thought("0a", 0, "hm"),
+        spoken("0a", 0, "Well."),
+        thought("0a", 1, "\nyes"),
+        spoken("0a", 1, "\nSo:"),
+        call,
+    ]
+    kept = items if named else [{name: item[name] for name in item if name != "id"} for item in items]
+    found = read_input([user("hi"), *kept], continued=False)
+    assert found[1:] == (Message("assistant", "Well.\nSo:", "hm\nyes", (ToolCall("add", {}, "c"),)),)
+
+
+def test_answers_in_a_row_stay_two() -> None:
+    items = [
+        user("hi"),
+        thought("0a", 0, "hm"),
+        spoken("0a", 0, "Well."),
+        thought("0b", 0, "on"),
+        spoken("0b", 0, "So."),
+    ]
+    two = (Message("assistant", "Well.", "hm"), Message("assistant", "So.", "on"))
+    assert read_input(items, continued=False)[1:] == two
+    assert read_input([{**item, "id": None} for item in items], continued=False)[1:] == two
+
+
 REQUEST: Json = {
     "model": "m",
     "instructions": "be",

@@ -105,7 +105,7 @@ def output_of(turn: Turn) -> list[Json]:
     message = choice.message()
     items: list[Json] = []
     if message.reasoning:
-        items.append(reasoning_item(turn, message.reasoning))
+        items.append(reasoning_item(turn, 0, message.reasoning))
     if message.content or not (items or message.tool_calls):
         logprobs = (
             [] if turn.request.top_logprobs is None else openai.token_entries(choice, 0, turn.request.top_logprobs)
@@ -120,10 +120,11 @@ def output_of(turn: Turn) -> list[Json]:
     return items
 
 
-def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
-    """The item of an answer's reasoning, sealed too where the request asks for it."""
+def reasoning_item(turn: Turn, number: int, text: str, status: str = "completed") -> Json:
+    """The item of an answer's reasoning, or of part `number` of it where text came between; sealed too where the
+    request asks for it."""
     parts = [reasoning_part(text)] if status != "in_progress" else []
-    name = str(ItemName("rs", turn.call_id))
+    name = str(ItemName("rs", turn.call_id, number))
     item: Json = {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
     if turn.request.dialect_notes.seal and parts:
         item["encrypted_content"] = seal(text)
@@ -131,7 +132,7 @@ def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
 
 
 def text_item(turn: Turn, number: int, text: str, logprobs: list[Json], status: str = "completed") -> Json:
-    """The item of an answer's text, or of part `number` of it where calls came between."""
+    """The item of an answer's text, or of part `number` of it where calls or reasoning came between."""
     parts = [text_part(text, logprobs)] if status != "in_progress" else []
     name = str(ItemName("msg", turn.call_id, number))
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
@@ -180,7 +181,7 @@ class ResponseEvents:
         self._output: list[Json] = []
         self._open = ""
         self._pieces: list[str] = []  # the open item's text
-        self._texts = 0
+        self._thoughts = self._texts = 0
         self._call = -1  # the number of the call that is open, or was last
         self._told = 0  # tokens whose log-probs were said
         self._since = 0  # the first of them in the open item
@@ -225,7 +226,7 @@ class ResponseEvents:
             return b""
         out, turn = self._end(), self._turn
         if kind == "reasoning":
-            item, part = reasoning_item(turn, "", "in_progress"), reasoning_part("")
+            item, part = reasoning_item(turn, self._thoughts, "", "in_progress"), reasoning_part("")
         else:
             item, part = text_item(turn, self._texts, "", [], "in_progress"), text_part("", [])
         self._open, self._pieces, self._since = kind, [], self._told
@@ -246,8 +247,9 @@ class ResponseEvents:
             return self._end_call()
         text, turn, at = "".join(self._pieces), self._turn, self._place()
         if self._open == "reasoning":
-            item, part = reasoning_item(turn, text, status), reasoning_part(text)
+            item, part = reasoning_item(turn, self._thoughts, text, status), reasoning_part(text)
             out = self._event("response.reasoning_text.done", **at, text=text)
+            self._thoughts += 1
         else:
             logprobs = self._entries(turn.choices[0], self._since)
             item, part = text_item(turn, self._texts, text, logprobs, status), text_part(text, logprobs)

@@ -4,8 +4,10 @@ What is honoured is taken, what means nothing here is echoed, and what cannot be
 
 What one answer was split into on its way out becomes one assistant message again. An answer is its reasoning, its text
 and its calls, in a row. Reasoning begins another one unless only reasoning came before; text does where there was text
-and no call yet: between two answers, a call has its output. An item of an earlier answer may also be referred to by its
-id: it is then read from that answer as it was kept.
+and no call yet: between two answers, a call has its output. Neither does where it goes on with what the same answer
+thought or said before: its id names the same call, or, where agents drop ids, it begins with the line break that stands
+between such parts. An item of an earlier answer may also be referred to by its id: it is then read from that answer as
+it was kept.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ IGNORED_INCLUDES = (
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
+#: Stands between the parts of what a model thinks, and of what it says, in turns within one answer.
+PART_BREAK = "\n"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 SUMMARIES = ("auto", "concise", "detailed")
 
@@ -242,14 +246,16 @@ class _Reader:
         self._text: list[str] = []
         self._calls: list[ToolCall] = []
         self._called: set[str] = set()
+        self._answer = ""  # the call that gave what is being put together, where an id tells
 
     def add(self, item: Any, at: str) -> None:
         if not isinstance(item, Mapping):
             raise InvalidInput(f"{at} must be an object, not {shown(item)}")
         kind = "item_reference" if _is_reference(item) else item.get("type")
+        goes_on = self._goes_on(item)
         match kind:
             case "message" | None:
-                self._message(item, at)
+                self._message(item, at, goes_on=goes_on)
             case "function_call":
                 call_id = _text(item, "call_id", at)
                 arguments = item.get("arguments")
@@ -261,9 +267,9 @@ class _Reader:
             case "function_call_output":
                 self._output(item, at)
             case "reasoning":
-                self._think(_reasoning(item, at))
+                self._think(_reasoning(item, at), goes_on=goes_on)
             case "item_reference":
-                self._refer(_referred(item, at), at)
+                self._refer(_referred(item, at), at, goes_on=goes_on)
             case _:
                 raise InvalidInput(f"{at} is an item of type {shown(kind)}; only {ITEM_TYPES} are taken")
 
@@ -271,7 +277,14 @@ class _Reader:
         self._end()
         return tuple(self._done)
 
-    def _message(self, item: Mapping[str, Any], at: str) -> None:
+    def _goes_on(self, item: Mapping[str, Any]) -> bool:
+        """Whether an item's id says that it is of the same answer as the one before."""
+        given = item.get("id")
+        name = ItemName.read(given) if isinstance(given, str) else None
+        before, self._answer = self._answer, "" if name is None else name.call
+        return name is not None and name.call == before
+
+    def _message(self, item: Mapping[str, Any], at: str, *, goes_on: bool) -> None:
         if item.get("content") is None:
             raise InvalidInput(f"{at}.content must be a text or a list of parts, not {shown(item.get('content'))}")
         message = read_message({"role": item.get("role"), "content": item["content"]}, at)
@@ -281,33 +294,37 @@ class _Reader:
             self._end()
             self._done.append(message)
             return
-        self._say(message.content)
+        self._say(message.content, goes_on=goes_on)
 
-    def _refer(self, name: ItemName, at: str) -> None:
+    def _refer(self, name: ItemName, at: str, *, goes_on: bool) -> None:
         """Reads an item from the answer that it was part of."""
         if self._answers is None:
             return
         answer = self._answers.get(name.call)
         if answer is None:
             raise _not_found(name, at)
-        if name.kind == "rs" and answer.reasoning is not None:
-            self._think([answer.reasoning])
+        if name.kind == "rs" and answer.reasoning is not None and name.number == 0:
+            self._think([answer.reasoning], goes_on=goes_on)
         elif name.kind == "msg" and name.number == 0:
-            self._say(answer.content)
+            self._say(answer.content, goes_on=goes_on)
+        elif answer.reasoning is not None and name.kind != "fc":
+            pass  # a stream showed reasoning and text in turns; the first part of each stands for all of it
         elif name.kind == "msg" and name.number <= len(answer.tool_calls):
-            pass  # a stream showed the text in parts, with calls between them; the first one stands for all of it
+            pass  # or the text in parts, with calls between them
         elif name.kind == "fc" and name.number < len(answer.tool_calls):
             self._call(answer.tool_calls[name.number])
         else:
             raise _not_found(name, at)
 
-    def _think(self, texts: list[str]) -> None:
-        if self._text or self._calls:
+    def _think(self, texts: list[str], *, goes_on: bool) -> None:
+        goes_on = goes_on or (self._reasoning is not None and "".join(texts).startswith(PART_BREAK))
+        if (self._text or self._calls) and not goes_on:
             self._end()
         self._reasoning = [*(self._reasoning or ()), *texts]
 
-    def _say(self, text: str) -> None:
-        if self._text and not self._calls:
+    def _say(self, text: str, *, goes_on: bool) -> None:
+        goes_on = goes_on or (self._reasoning is not None and text.startswith(PART_BREAK))
+        if self._text and not self._calls and not goes_on:
             self._end()
         self._text.append(text)
 
