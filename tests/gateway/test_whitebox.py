@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.gateway.kit import Running, told
 from tests.gateway.rollout import Rollout, Say, answers, chat, error_of, in_front, log_probs_of, user
-from tests.tokens.kit import LOOK_UP
+from tests.tokens import models
+from tests.tokens.kit import LOOK_UP, STOPS
 
 from headrace.tokens import load_renderer, read_messages
 
@@ -118,6 +119,18 @@ def test_a_wrong_generate_is_400_and_asks_nothing(gateway: Running, rollout: Rol
     assert refused.status_code == 400, refused.text
     assert refused.json()["detail"]
     assert rollout.orders == []
+
+
+@pytest.mark.parametrize("tool", [None, 7, "add"])
+def test_a_tool_that_is_none_is_named_whoever_writes_the_prompt(tool: Any) -> None:
+    """A family's library would not say what is wrong with it, as a template's errors do."""
+    with (
+        Rollout(models.vocabulary("qwen3"), STOPS["qwen3"]) as rollout,
+        in_front(rollout, models.folder("qwen3")) as gateway,
+    ):
+        refused = gateway.post("/generate", {"messages": [user("x")], "tools": [LOOK_UP, tool]})
+        assert refused.status_code == 400, refused.text
+        assert "tools[1]" in refused.json()["detail"]
 
 
 def test_a_server_that_fails_is_said_in_detail(gateway: Running, rollout: Rollout) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.data.errors import InvalidInput
+from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import Step, token_ids_array
 from headrace.gateway.access import Caller, Role, tells_reward
 from headrace.gateway.executor import CallExecutor
@@ -175,6 +175,9 @@ def _call_request(asked: GenerateBody) -> CallRequest:
     sampling = take_sampling(fields)
     if most is not None:
         sampling["max_tokens"] = most
+    for at, tool in enumerate(asked.tools or ()):
+        if not isinstance(tool, dict):
+            raise BadField(f"tools[{at}] must be an object, not {shown(tool)}", "tools")
     conversation = None
     if asked.messages is not None:
         conversation = Conversation(read_messages(asked.messages), asked.tools, asked.chat_template_kwargs)
