@@ -199,6 +199,27 @@ def test_calls_with_one_key_that_are_made_at_once_are_one(
     assert len(rollout.orders) == len(gateway.steps(uid_of(base))) == 1
 
 
+@pytest.mark.parametrize(("first", "again"), [(key("k"), key("k")), ({}, RETRY)], ids=["with a key", "counted"])
+def test_tries_that_waited_for_one_that_failed_are_one_call(
+    gateway: Running,
+    rollout: Rollout,
+    base: str,
+    threads: ThreadPoolExecutor,
+    first: dict[str, str],
+    again: dict[str, str],
+) -> None:
+    gate = rollout.gate()
+    rollout.script += [Say("never read", at=gate, told_ids=False), "one", "two"]
+    failing = threads.submit(chat, gateway, base, "hi", headers=first)
+    gate.reached()
+    waiting = [threads.submit(chat, gateway, base, "hi", headers=again) for _ in range(2)]
+    until(lambda: told(gateway.get("/stats"))["gateway"]["in_flight"] == 3)
+    gate.open()
+    error_of(failing.result(), 502)
+    assert [said(call.result()) for call in waiting] == ["one", "one"]
+    assert len(gateway.steps(uid_of(base))) == 1
+
+
 def test_a_key_holds_in_a_process_that_only_has_the_pool(
     gateway: Running, rollout: Rollout, base: str, folder: Path
 ) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from headrace.data.step import Step
 from headrace.gateway.planner import Planner
 from headrace.gateway.request import CallRequest
-from headrace.gateway.retries import RetryMark
+from headrace.gateway.retries import ExpectedRetry, RetryMark
 from headrace.gateway.sessions import REQUEST_FIELD, Session, Sessions
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest
@@ -26,27 +26,43 @@ async def earlier_answer(
 ) -> list[Turn] | None:
     """The turns of the call that this one repeats, where it was answered or will be; None where it is a new one."""
     retries = session.retries
-    retry = retries.expected.take(digest, mark.count) if mark.key is None else None
-    if retry is not None:
-        if retry.answer is None:
-            return None
-        try:
-            made = _by_call(request, _answers(await sessions.recorded(session), digest)).get(retry.answer)
-        except BaseException:
-            retries.expected.add(digest, mark.count, retry.answer)  # for the try after this one
-            raise
-        return _rebuilt(planner, request, made) if made else None
     while True:
+        retry = retries.expected.take(digest, mark.count) if mark.key is None else None
+        if retry is not None:
+            return await _lost_answer(planner, sessions, session, request, mark, digest, retry)
         if mark.key is None and retries.count(digest) > 1:
             return None
         running = retries.running(digest)
         if running:
-            return await running[0].outcome()
+            found = await running[0].outcome()
+            if found is not None:
+                return found
+            continue  # it failed, and one of those that waited for it is the try after it
         steps = await sessions.recorded(session)
         if retries.running(digest):
             continue  # it began meanwhile
         made = _only(request, steps, digest, named=mark.key is not None)
         return _rebuilt(planner, request, made) if made else None
+
+
+async def _lost_answer(
+    planner: Planner,
+    sessions: Sessions,
+    session: Session,
+    request: CallRequest,
+    mark: RetryMark,
+    digest: str,
+    retry: ExpectedRetry,
+) -> list[Turn] | None:
+    """The turns of the answer that an expected try is to get; None where there was none."""
+    if retry.answer is None:
+        return None
+    try:
+        made = _by_call(request, _answers(await sessions.recorded(session), digest)).get(retry.answer)
+    except BaseException:
+        session.retries.expected.add(digest, mark.count, retry.answer)  # for the try after this one
+        raise
+    return _rebuilt(planner, request, made) if made else None
 
 
 def whole_piece(choice: Choice) -> SampledChoice:
