@@ -166,6 +166,15 @@ async def test_a_stop_lets_items_under_way_end_and_a_second_one_does_not(tmp_pat
     await env.close()
 
 
+async def test_a_run_without_a_group_leaves_neither_file_nor_page(tmp_path: Path) -> None:
+    with pytest.raises(HeadraceError, match="there are no items"):
+        await process(made(tmp_path, most=0), 2)
+    assert [*tmp_path.iterdir()] == []
+
+    await process(made(tmp_path), 2)
+    assert len(groups(tmp_path)) == 2
+
+
 async def test_a_number_of_groups_must_be_known(tmp_path: Path) -> None:
     env = made(tmp_path)
     with pytest.raises(HeadraceError, match="total_steps is -1"):

@@ -25,22 +25,29 @@ _CHECKPOINT_NAME = re.compile(r"step-(\d+)\.json")
 
 
 class GroupFile:
-    """Writes groups as JSON lines to a new file; where the path exists, `_1`, `_2`, ... is put behind its stem."""
+    """Writes groups as JSON lines to a new file; where the path exists, `_1`, `_2`, ... is put behind its stem.
+
+    `written` says whether a group is in it. A file without one is removed when it is closed.
+    """
 
     def __init__(self, path: str | Path) -> None:
         wanted = Path(path)
         wanted.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._fd = _create(wanted)
+        self.written = False
         if self.path != wanted:
             log.info("%s is there already: groups go to %s", wanted, self.path)
 
     def write(self, group: Any) -> None:
         """Appends a line. Where that fails, as on a full disk, the partial line is removed and the error raised."""
         append(self._fd, to_json(group) + b"\n")
+        self.written = True
 
     def close(self) -> None:
         """Closes the file; more than once does no harm."""
         if self._fd >= 0:
+            if not self.written:
+                self.path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
 

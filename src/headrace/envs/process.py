@@ -155,7 +155,8 @@ def _why_none(env: EnvCore, stopped: bool) -> str:
 async def process(env: EnvCore, groups: int) -> None:
     """Makes so many groups, into the environment's file and a page of it, and closes the environment.
 
-    Raises `HeadraceError` where no group was made. What was written stays, and has its page, however it ends.
+    Raises `HeadraceError` where no group was made. What was written stays, and has its page, however it ends; without
+    a group there is neither file nor page.
     """
     if groups < 0:
         raise InvalidInput(f"total_steps is {groups}: without a trainer it must say how many groups are made")
@@ -170,7 +171,7 @@ async def process(env: EnvCore, groups: int) -> None:
             log.info("there are no more items: %d of %d groups", processing.done, groups)
     finally:
         await env.close()
-        if env.jsonl_writer is not None:
+        if env.jsonl_writer is not None and env.jsonl_writer.written:
             with env.counts.guard("page"):
                 tokenizer = env.config.tokenizer_name if env.names_tokenizer else None
                 await asyncio.to_thread(write_page, env.jsonl_writer.path, title=env.name, tokenizer=tokenizer)

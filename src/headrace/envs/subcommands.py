@@ -123,7 +123,7 @@ class ProcessSubcommand(EnvSubcommand):
                 await env.process_manager()
 
         asyncio.run(process())
-        if env.jsonl_writer is not None:
+        if env.jsonl_writer is not None and env.jsonl_writer.written:
             path = env.jsonl_writer.path
             print(f"{env.counts.groups} groups in {path}, to be read in {path.with_suffix('.html')}")
 
