@@ -136,7 +136,10 @@ async def test_a_disk_that_is_full_ends_it_and_leaves_whole_lines(
     assert (tmp_path / "groups.html").exists()
 
 
-async def test_a_stop_lets_items_under_way_end_and_a_second_one_does_not(tmp_path: Path) -> None:
+async def test_a_stop_lets_items_under_way_end_and_a_second_one_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headrace.envs")
     env = made(tmp_path, max_num_workers=2)
     await env.setup()
     begun, go = asyncio.Semaphore(0), asyncio.Event()
@@ -154,6 +157,7 @@ async def test_a_stop_lets_items_under_way_end_and_a_second_one_does_not(tmp_pat
     go.set()
     await task
     assert (processing.done, env.next) == (2, 2)
+    assert "2 items are finished before the end; stop again to break them off" in caplog.text
 
     again = Processing(env, 10)
     task = asyncio.create_task(again.run())

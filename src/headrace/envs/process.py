@@ -93,6 +93,8 @@ class Processing:
         self._env.counts.give_up_after(self._env.max_failures)
 
     async def _finish(self) -> None:
+        if self._running and self.stop.asked.is_set() and not self.stop.forced.is_set():
+            log.info("%d items are finished before the end; stop again to break them off", len(self._running))
         await wait_for_items(self._running, self._env.server)
         for task in self._running:
             if task.done():
