@@ -268,6 +268,12 @@ def test_a_run_is_not_resumed_as_another(tmp_path: Path, asked: dict[str, Any], 
     assert f"headrace demo --resume --run {tmp_path}" in str(error.value)
 
 
+def test_a_run_with_the_seed_0_is_not_resumed_with_another(tmp_path: Path) -> None:
+    begun(tmp_path, seed=0)
+    with pytest.raises(InvalidInput, match="has --seed 0, not 99"):
+        play(DemoOptions(seed=99), tmp_path, resume=True)
+
+
 def test_a_run_that_made_all_its_steps_goes_on_with_more_only(tmp_path: Path) -> None:
     begun(tmp_path, ended=3)
     with pytest.raises(InvalidInput, match=f"has made its 3 steps.*--run {tmp_path} --steps 200"):

@@ -268,7 +268,7 @@ def _resumed(options: DemoOptions, run: Path) -> DemoState:
 
 
 def _valued(flag: str, value: Any) -> str:
-    return f"no {flag}" if value in (None, False) else f"{flag} {value}"
+    return f"no {flag}" if value is None or value is False else f"{flag} {value}"
 
 
 def _shown(path: Path) -> str:
