@@ -205,6 +205,7 @@ def test_an_error_in_a_stream_is_the_servers_word() -> None:
         (b"no", "no"),
         (b"", "status 418 without a reason"),
         (b"\xff", "\ufffd"),
+        (b"<html>\n  <h1>No such page</h1>\r\n</html>\n", "<html> <h1>No such page</h1> </html>"),
     ],
 )
 def test_what_is_wrong_is_found_in_every_shape(body: bytes, message: str) -> None:

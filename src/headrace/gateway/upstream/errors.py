@@ -90,7 +90,7 @@ def read_fault(status: int, data: bytes) -> ServerFault:
     try:
         found: Any = orjson.loads(data)
     except ValueError:
-        found = data.decode("utf-8", "replace").strip()
+        found = " ".join(data.decode("utf-8", "replace").split())  # a proxy's page, say, on one line
     if isinstance(found, dict):
         found = found.get("error", found.get("detail", found.get("message", found)))
     if isinstance(found, dict) and isinstance(found.get("message"), str):
