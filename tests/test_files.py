@@ -49,6 +49,14 @@ def test_what_is_not_a_mapping_of_plain_values_is_refused(tmp_path: Path, text: 
         read(written(tmp_path, "a.yaml", text))
 
 
+def test_a_folder_is_refused_with_a_file_that_is_in_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=f"{tmp_path} is a folder; name a file$"):
+        read(tmp_path)
+    written(tmp_path, "run.yaml", "x: 1\n")
+    with pytest.raises(InvalidInput, match=f"{tmp_path} is a folder; name the file, such as {tmp_path / 'run.yaml'}$"):
+        read(tmp_path)
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"x: \xff\n")
     with pytest.raises(InvalidInput, match=r"a\.yaml cannot be read"):

@@ -63,6 +63,9 @@ def read(path: Path) -> dict[str, Any]:
             found = tomllib.loads(text)
         else:
             found = yaml.load(text, _Loader)
+    except IsADirectoryError as error:
+        inside = next((f"name the file, such as {found}" for found in sorted(path.glob("*.y*ml"))), "name a file")
+        raise InvalidInput(f"{path} is a folder; {inside}") from error
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:

@@ -258,6 +258,9 @@ def test_a_folder_without_a_journal_is_not_made_one(headrace: Command, tmp_path:
             done = headrace("pool", command[0], folder, *command[1:])
             assert done.code == 1
             assert said in done.err
+        done = headrace("dashboard", folder, "--port", 0)
+        assert done.code == 1
+        assert said in done.err
     assert not (tmp_path / "missing").exists()
     assert list((tmp_path / "empty").iterdir()) == []
 

@@ -13,7 +13,7 @@ import msgspec
 from headrace.data.trajectory import Trajectory
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone
-from headrace.pool.readonly import JournalView
+from headrace.pool.readonly import JournalView, check_journal
 from headrace.pool.remote import RemotePool
 
 Row = dict[str, Any]
@@ -124,6 +124,7 @@ class JournalFolder(RunningPool):
         self._view: JournalView | None = None
         self._in_use = threading.Lock()  # the view: an export reads in another thread than the one that refreshes
         self.title, self.editable = str(folder), False
+        check_journal(folder)
         self.refresh()
 
     def refresh(self) -> None:

@@ -182,6 +182,14 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.parametrize("below", ["", "journal"])
+def test_a_file_in_a_journals_place_is_named(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(JournalError, match=f"{file / below} cannot hold a journal: {file} is a file"):
+        DataPool(file / below)
+
+
 def test_a_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> None:
     with holder(tmp_path) as other:
         for attempt in (DataPool, repair):
@@ -256,12 +264,6 @@ def test_a_child_that_outlives_the_pool_does_not_keep_it_locked(tmp_path: Path) 
     DataPool(tmp_path).close()
     os.close(into)
     os.waitpid(child, 0)
-
-
-def test_a_journal_that_is_no_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a journal")
-    with pytest.raises(JournalError, match="cannot be locked"):
-        DataPool(tmp_path / "file")
 
 
 # -- what is left open -------------------------------------------------------------------------------------------------

@@ -129,6 +129,10 @@ class Journal:
             raise JournalLocked(
                 f"journal {self.directory} is open in {holder(self.directory)}; connect to that pool, or close it first"
             ) from None
+        except (FileExistsError, NotADirectoryError) as error:
+            raise JournalError(
+                f"{self.directory} cannot hold a journal: {error.filename} is a file, not a folder"
+            ) from error
         except OSError as error:
             raise self._error(f"journal {self.directory} cannot be locked", error) from error
         self._process = os.getpid()
