@@ -14,6 +14,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -250,12 +251,31 @@ def _signal_group(pid: int, number: int) -> bool:
 @contextmanager
 def _signals_held() -> Iterator[None]:
     """Delays SIGINT and SIGTERM until after the block, so that a child which it forks is always in the list of those to
-    end."""
+    end. What this thread has blocked another of ours may be given, and Python then calls the handler here, between
+    any two steps: one that raises in what Python runs around a fork would be heard by nobody."""
+    held: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: held.append(number)) for number in _raising()}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for missed in held:
+            signal.raise_signal(missed)
+
+
+def _raising() -> list[signal.Signals]:
+    """Those signals of `ENDING` whose handlers may raise in this thread: Python calls them in the main thread alone,
+    and those of an event loop, which hears of signals by a descriptor, do nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    loops = signal.set_wakeup_fd(-1)
+    if loops >= 0:
+        signal.set_wakeup_fd(loops)
+        return []
+    return [number for number in ENDING if callable(signal.getsignal(number))]
 
 
 def begin_as_child() -> None:

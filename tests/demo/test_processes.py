@@ -30,6 +30,35 @@ time.sleep(600)
 """
 
 
+#: A process that Ctrl-C reaches while it starts a child: in another thread, which has not blocked it, and as Python
+#: runs what was registered to follow a fork.
+INTERRUPTED = """
+import os, signal, sys, threading
+from pathlib import Path
+from headrace.processes import Processes
+
+forked, pressed = threading.Event(), threading.Event()
+
+def press():
+    forked.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    pressed.set()
+
+def follow():
+    forked.set()
+    pressed.wait()
+
+threading.Thread(target=press).start()
+os.register_at_fork(after_in_parent=follow)
+with Processes(Path(sys.argv[1])) as processes:
+    try:
+        processes.start("engine", "waiting")
+        print("nobody was interrupted")
+    except KeyboardInterrupt:
+        print("interrupted with", *(child.name for child in processes.children))
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "waiting.py").write_text(PROGRAM)
@@ -59,6 +88,14 @@ def test_all_are_ended_however_the_demo_ends(program: str, tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert all(map(gone, children))
+
+
+@pytest.mark.usefixtures("program")
+def test_ctrl_c_during_the_start_of_a_child_is_heard_once_it_is_known(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "interrupted with engine\n"
 
 
 def test_who_does_not_listen_is_killed(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
