@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.kit import histories, insert, record_of, tree_of
 
 from headrace.data import Step, TokenTree
-from headrace.data.block import TOKEN_BYTES, ids_array
+from headrace.data.block import TOKEN_BYTES, StepHead, ids_array
+from headrace.data.tree import FEW
 
 
 def stored(tree: TokenTree) -> int:
@@ -49,6 +53,53 @@ def test_a_prompt_keeps_the_longest_run_that_is_there(steps: list[Step]) -> None
         assert (head.base >= 0) == (head.keep > 0)
         if head.keep:
             assert prompt[: head.keep] == whole(steps[head.base])[: head.keep]
+
+
+@dataclass
+class Elsewhere:
+    """Arrays that are not in memory, and how often they were read."""
+
+    ids: bytes
+    log_probs: bytes
+    fingerprint: int = 0
+    reads: int = 0
+
+    def read(self, head: StepHead) -> tuple[bytes, bytes]:
+        self.reads += 1
+        return self.ids, self.log_probs
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 2 * FEW), min_size=1, max_size=2), min_size=4 * FEW, max_size=6 * FEW),
+    st.lists(st.sampled_from(["kept", "kept in part", "taken out", "not in memory"]), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_the_longest_run_is_found_in_a_crowd_of_branches(rests: list[list[int]], fates: list[str], random: Any) -> None:
+    """Whatever producers say that a step builds on, what was taken out again, and what is not in memory."""
+    tree, runs = TokenTree(), dict[int, list[int]]()
+    for index, rest in enumerate(rests):
+        prompt, fate = [*[0] * random.randint(1, 4), *rest], random.choice(fates)
+        record = record_of(Step(prompt_ids=prompt, response_ids=[5, 5], trajectory_uid="t", step_index=index))
+        head = record.head
+        base, keep = tree.longest_prefix(record.ids[: head.n_prompt * TOKEN_BYTES])
+        assert keep == max((common(prompt, run) for run in runs.values()), default=0)
+        assert not keep or prompt[:keep] == runs[base][:keep]
+        if fate == "kept in part" and runs:
+            base = random.choice(list(runs))
+            keep = random.randint(0, common(prompt, runs[base]))
+        head.base, head.keep = base, keep
+        head.n_prompt -= keep
+        elsewhere = Elsewhere(record.ids[keep * TOKEN_BYTES :], record.log_probs)
+        record.ids_in_memory = elsewhere.ids
+        if fate == "not in memory":
+            record.stored = elsewhere
+            record.ids_in_memory = record.log_probs_in_memory = None
+        tree.add(record)
+        assert elsewhere.reads == 0
+        if fate == "taken out":
+            tree.discard(index)
+        else:
+            runs[index] = [*prompt, 5, 5]
 
 
 @given(histories(tokens=0))

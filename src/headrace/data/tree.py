@@ -12,6 +12,9 @@ import numpy as np
 
 from headrace.data.block import TOKEN_BYTES, Record
 
+#: On whom more steps than this build, their first tokens are looked up, so that a search does not pass each of them.
+FEW = 16
+
 
 class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hold nothing that could lead back
     """Records by step index, with the search for the longest prefix that is already there."""
@@ -19,31 +22,32 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
     records: dict[int, Record] = {}
     # Who builds on whom; made when the first search asks, since most trajectories of one step never do.
     children: dict[int, list[int]] | None = None
+    # Of a step that more than a few build on, these by how many tokens they keep and their first own token.
+    crowds: dict[int, dict[tuple[int, bytes], list[int]]] = {}
 
     def __len__(self) -> int:
         return len(self.records)
 
     def add(self, record: Record) -> None:
-        """Takes a record in under its step index, in place of one that is there; what it builds on must be here."""
-        head = record.head
-        self.records[head.step_index] = record
+        """Takes a record in under its step index, which no other has; what it builds on must be here."""
+        self.records[record.head.step_index] = record
         if self.children is not None:
-            self.children.setdefault(head.base, []).append(head.step_index)
+            self._link(record)
 
     def discard(self, index: int) -> None:
         """Takes a record out that no other builds on (the undo of `add`)."""
         record = self.records.pop(index)
         if self.children is not None:
-            self.children[record.head.base].remove(index)
+            self._unlink(record)
 
     def longest_prefix(self, prompt: bytes) -> tuple[int, int]:
         """(step index, tokens) of the longest stored run that `prompt` begins with; (-1, 0) where none does."""
         if self.children is None:
             self.children = {}
-            for index, record in self.records.items():
-                self.children.setdefault(record.head.base, []).append(index)
+            for record in self.records.values():
+                self._link(record)
         best, best_end = -1, 0
-        open_nodes = list(self.children.get(-1, ()))
+        open_nodes = self._matching(-1, 0, prompt)
         while open_nodes:
             index = open_nodes.pop()
             record = self.records[index]
@@ -53,10 +57,52 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
             end = start + alike
             if end > best_end:
                 best, best_end = index, end
-            for child in self.children.get(index, ()):
-                if self.records[child].head.keep * TOKEN_BYTES <= end:
-                    open_nodes.append(child)
+            open_nodes += self._matching(index, end, prompt)
         return best, best_end // TOKEN_BYTES
+
+    def _matching(self, index: int, end: int, prompt: bytes) -> list[int]:
+        """Of the steps that build on one whose bytes a prompt has until `end`: those that may have more of it."""
+        assert self.children is not None
+        crowd = self.crowds.get(index)
+        if crowd is None:
+            few = self.children.get(index, ())
+            return [child for child in few if self.records[child].head.keep * TOKEN_BYTES <= end]
+        found: list[int] = []
+        for (keep, token), steps in crowd.items():
+            start = keep * TOKEN_BYTES
+            if start <= end and prompt.startswith(token, start):
+                found += steps
+        return found
+
+    def _link(self, record: Record) -> None:
+        """Makes a record found by who asks for what builds on its base."""
+        assert self.children is not None
+        base = self._branches_from(record)
+        siblings = self.children.setdefault(base, [])
+        siblings.append(record.head.step_index)
+        if base in self.crowds:
+            self.crowds[base].setdefault(_beginning(record), []).append(record.head.step_index)
+        elif len(siblings) > FEW:
+            crowd = self.crowds[base] = {}
+            for index in siblings:
+                crowd.setdefault(_beginning(self.records[index]), []).append(index)
+
+    def _unlink(self, record: Record) -> None:
+        """The undo of `_link`."""
+        assert self.children is not None
+        base, index = self._branches_from(record), record.head.step_index
+        self.children[base].remove(index)
+        if crowd := self.crowds.get(base):
+            key = _beginning(record)
+            unread = (record.head.keep, b"")
+            crowd[key if index in crowd.get(key, ()) else unread].remove(index)
+
+    def _branches_from(self, record: Record) -> int:
+        """The step whose own tokens are the last that a record keeps; a producer may name one that keeps them too."""
+        base, keep = record.head.base, record.head.keep
+        while base >= 0 and keep <= self.records[base].head.keep:
+            base = self.records[base].head.base
+        return base
 
     def prompt(self, index: int) -> bytes:
         """The whole prompt of a step."""
@@ -102,6 +148,12 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
                 index = records[index].head.base
             ordered += [records[link] for link in reversed(chain)]
         return ordered
+
+
+def _beginning(record: Record) -> tuple[int, bytes]:
+    """How many tokens a record keeps, and the first of its own: nothing, which any prompt goes on with, where they are
+    not in memory."""
+    return record.head.keep, (record.ids_in_memory or b"")[:TOKEN_BYTES]
 
 
 def common_tokens(first: bytes, second: bytes, start: int = 0) -> int:
