@@ -8,6 +8,9 @@ STAMP  := $(VENV)/.setup-done
 # Tests and benchmarks start hundreds of processes: what they import is compiled once, wherever the environment says never.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What mypy knows of libraries and of files that did not change, for every clone of this user.
+export MYPY_CACHE_DIR ?= $(or $(HEADRACE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/headrace)/mypy
+
 # Worker processes of the tests: twice as many as there are cores, since tests wait for what they start; 8 at most, since
 # each takes up to 2 GB.
 JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))

@@ -8,19 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.cached import made_once
 from tests.install.kit import Clean, build, fetch_uv
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with a wheel and an sdist of this tree."""
-    return build(tmp_path_factory.mktemp("built"))
+    return made_once(tmp_path_factory, "built", build)
 
 
 @pytest.fixture(scope="session")
 def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program of that name."""
-    return fetch_uv(tmp_path_factory.mktemp("uv"))
+    return made_once(tmp_path_factory, "uv", fetch_uv) / "bin" / "uv"
 
 
 @pytest.fixture(scope="module")

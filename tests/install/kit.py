@@ -55,12 +55,11 @@ class Clean:
             command, env=self.variables(), cwd=cwd or self.folder, capture_output=True, text=True, timeout=600
         )
 
-    def python(self, *args: str, cwd: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    def python(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.folder / "bin" / "python"), *args],
             env=self.variables(),
             cwd=cwd or self.folder,
-            input=stdin,
             capture_output=True,
             text=True,
         )

@@ -1,7 +1,9 @@
-"""Run by the Python of a clean environment: the command lines of `headrace` that stand on its input, as JSON, each in a
-process and an empty folder of its own. Prints, for each, its exit code, what it wrote, and the files that it left.
+"""Run by the Python of a clean environment: runs the command lines of `headrace` that come on its input, each a line of
+JSON, in a process and an empty folder of their own. Of each it prints, as a line of JSON, the exit code, what it wrote,
+and the files that it left.
 
-The processes are forked from this one, which has imported all commands: that would be most of what each takes.
+The processes are forked from this one, which has imported all commands and what the slowest of them import later: that
+would be most of what each takes.
 """
 
 import importlib
@@ -11,9 +13,13 @@ import pkgutil
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from headrace import cli
+
+#: What `gateway`, `serve` and `env` import before they see that an extra is missing.
+IMPORTED_LATER = ("headrace.gateway.process", "headrace.envs.cli")
 
 
 def run(args: list[str]) -> dict[str, object]:
@@ -32,7 +38,8 @@ def run(args: list[str]) -> dict[str, object]:
 
 
 def _become(args: list[str], folder: str, out: Path, err: Path) -> int:
-    """Is a command line of `headrace` in a folder, writing to these files; its exit code."""
+    """Is a command line of `headrace` in a folder, without input, writing to these files; its exit code."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.chdir(folder)
@@ -50,4 +57,8 @@ def _become(args: list[str], folder: str, out: Path, err: Path) -> int:
 if __name__ == "__main__":
     for module in pkgutil.walk_packages(cli.__path__, "headrace.cli."):
         importlib.import_module(module.name)
-    print(json.dumps([run(args) for args in json.load(sys.stdin)]))
+    for name in IMPORTED_LATER:
+        with suppress(ImportError):  # it needs an extra
+            importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), flush=True)

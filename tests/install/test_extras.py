@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.install.kit import ROOT, Clean
@@ -76,6 +80,24 @@ def test_a_start_of_every_command_that_needs_an_extra_is_tried() -> None:
     assert set(STARTS) | ASKED_FOR_LATER == set(NEEDS)
 
 
+#: Runs one command of an environment.
+Ask = Callable[..., Answer]
+
+
+@contextmanager
+def asking(clean: Clean) -> Iterator[Ask]:
+    """Runs commands of an environment, in processes that begin with everything imported."""
+    command = [str(clean.folder / "bin" / "python"), str(RUN_EACH)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, env=clean.variables(), cwd=clean.folder, **pipes) as runner:
+
+        def ask(*args: str) -> Answer:
+            print(json.dumps(args), file=runner.stdin)
+            return Answer(**json.loads(runner.stdout.readline()))
+
+        yield ask
+
+
 @pytest.fixture(scope="module")
 def alone(built: Path, uv: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     """An environment with the wheel and no extra."""
@@ -87,7 +109,8 @@ def alone(built: Path, uv: Path, tmp_path_factory: pytest.TempPathFactory) -> Cl
 @pytest.fixture(scope="module")
 def commands(alone: Clean) -> list[str]:
     """Every command that the help names. What they import is compiled now, which copies of the environment share."""
-    (page,) = answers(alone, [("--help",)])
+    with asking(alone) as ask:
+        page = ask("--help")
     found = re.findall(r"^  ([a-z-]+) {2,}\S", page.out.partition("subcommands:")[2], re.MULTILINE)
     assert {name.split()[0] for name in NEEDS} <= set(found)
     return found
@@ -101,27 +124,22 @@ def test_every_command_answers_or_names_what_it_lacks(
     if extra:
         clean = alone.copy(tmp_path / "venv")
         clean.install(uv, *(f"{wheel}[{extra}]" for wheel in built.glob("*.whl")))
-    doctor, *pages = answers(clean, [("doctor", "--json"), *((name, "--help") for name in commands)])
-    for name, page in zip(commands, pages, strict=True):
-        assert (page.code, page.err) == (0, ""), name
-        assert page.out.startswith(f"usage: headrace {name}"), name
+    with asking(clean) as ask:
+        for name in commands:
+            page = ask(name, "--help")
+            assert (page.code, page.err) == (0, ""), name
+            assert page.out.startswith(f"usage: headrace {name}"), name
 
-    assert doctor.code == 0, doctor.err
-    lacking = {found["name"]: set(found["missing"]) for found in json.loads(doctor.out)["commands"]}
-    if extra:
-        assert not set(EXTRAS[extra]) & set().union(*lacking.values())
-    cannot = [name for name in STARTS if lacking[name]]
-    for name, refused in zip(cannot, answers(clean, [STARTS[name] for name in cannot]), strict=True):
-        said = re.fullmatch(ASKS, refused.err)
-        assert said is not None, f"{name}: {refused.err}"
-        needs, hint = said.groups()
-        assert set(re.findall(r"[\w]+", needs)) & lacking[name], name
-        assert lacking[name] <= {library for one in hint.split(",") for library in EXTRAS[one]}, name
-        assert (refused.code, refused.out, refused.left) == (1, "", []), name
-
-
-def answers(clean: Clean, commands: list[tuple[str, ...]]) -> list[Answer]:
-    """What each of these commands of an environment answers."""
-    done = clean.python(str(RUN_EACH), stdin=json.dumps(commands))
-    assert done.returncode == 0, done.stderr
-    return [Answer(**found) for found in json.loads(done.stdout)]
+        doctor = ask("doctor", "--json")
+        assert doctor.code == 0, doctor.err
+        lacking = {found["name"]: set(found["missing"]) for found in json.loads(doctor.out)["commands"]}
+        if extra:
+            assert not set(EXTRAS[extra]) & set().union(*lacking.values())
+        for name in (name for name in STARTS if lacking[name]):
+            refused = ask(*STARTS[name])
+            said = re.fullmatch(ASKS, refused.err)
+            assert said is not None, f"{name}: {refused.err}"
+            needs, hint = said.groups()
+            assert set(re.findall(r"[\w]+", needs)) & lacking[name], name
+            assert lacking[name] <= {library for one in hint.split(",") for library in EXTRAS[one]}, name
+            assert (refused.code, refused.out, refused.left) == (1, "", []), name
