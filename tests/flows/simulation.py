@@ -28,10 +28,13 @@ class Simulation:
         failing: float = 0.0,
         kills: float = 0.0,
         drops: float = 0.0,
+        crashes: float = 0.0,
+        checkpoint_every: int = 1,
         kind: Any = RolloutSchedule,
     ) -> None:
         self.rules, self.rng, self.failing, self.kills = rules, random.Random(seed), failing, kills
         self.kind, self.drops = kind, drops
+        self.crashes, self.checkpoint_every = crashes, checkpoint_every
         self.schedule = kind(rules, ScheduleState("r", rules.rows, rules.val_rows))
         self.saved = msgspec.json.encode(self.schedule.state)
         self.now = 0.0
@@ -44,8 +47,15 @@ class Simulation:
         self.dropped: set[str] = set()
         self.queued: list[list[str]] = []
         self.training = False
-        #: Of each group that was trained on, how many versions it was behind.
+        #: What the trainer has learned from since its last checkpoint, and will again if it dies; how often it did.
+        self.at_risk: list[list[str]] = []
+        self.deaths = 0
+        #: The first version of the trainer that lives.
+        self.reborn = 0
+        #: Of each group that was trained on, how many versions it was behind; of those that began after the trainer's
+        #: last death, apart.
         self.staleness: list[int] = []
+        self.staleness_since: list[int] = []
         self.most_running = 0
         self.started: list[RolloutStart] = []
         self._events: list[tuple[float, int, str, Any]] = []
@@ -64,6 +74,8 @@ class Simulation:
             getattr(self, f"_{kind}")(what)
             if self.kills and self.rng.random() < self.kills:
                 self._kill()
+            if self.crashes and self.rng.random() < self.crashes:
+                self._crash()
         raise AssertionError(f"it never ended: {self.schedule.state}")
 
     def _at(self, delay: float, kind: str, what: Any) -> None:
@@ -125,7 +137,13 @@ class Simulation:
             if starts[0].prompt_uid in self.dropped:
                 self.schedule.dropped(number, "stale")
             elif starts[0].prompt_uid in self.taken:
-                self.schedule.taken(number)
+                with_trainer = self._is_with_trainer(starts[0].prompt_uid)
+                self.schedule.leased(number, with_trainer)
+                if not with_trainer:
+                    self.schedule.taken(number)
+            else:
+                self.schedule.leased(number, False)
+        self.schedule.waiting_is(len(self.ready))
         for number in [number for number in self.ready if self.rng.random() < self.drops]:
             self.dropped.add(self.ready.pop(number))
         self._at(self.rng.expovariate(2.0), "poll", None)
@@ -140,12 +158,35 @@ class Simulation:
             self.taken.update(self.queued[-1])
         if self.queued and not self.training:
             self.training = True
-            self.staleness += [self.version - self.oldest[uid] for uid in self.queued.pop(0)]
-            self._at(self._long(), "trained", None)
+            batch = self.queued.pop(0)
+            self.at_risk.append(batch)
+            self.staleness += [self.version - self.oldest[uid] for uid in batch]
+            self.staleness_since += [self.version - self.oldest[u] for u in batch if self.oldest[u] >= self.reborn]
+            self._at(self._long(), "trained", self.deaths)
 
-    def _trained(self, _: None) -> None:
+    def _trained(self, deaths: int) -> None:
+        if deaths != self.deaths:
+            return  # the one that was at it is dead
         self.version += 1
         self.training = False
+        if self.version % self.checkpoint_every == 0:
+            self.at_risk = []
+
+    def _crash(self) -> None:
+        """The trainer is killed: what it has and had since its checkpoint is in the pool again, and another goes on
+        under the next version."""
+        self.deaths += 1
+        numbers = {start.prompt_uid: start.group for start in self.complete.values()}
+        for uid in (uid for batch in [*self.at_risk, *self.queued] for uid in batch):
+            self.taken.discard(uid)
+            self.ready[numbers[uid]] = uid
+        self.at_risk, self.queued, self.training = [], [], False
+        self.version += 1
+        self.reborn = self.version
+        self.staleness_since = []
+
+    def _is_with_trainer(self, uid: str) -> bool:
+        return any(uid in batch for batch in [*self.at_risk, *self.queued])
 
     def _kill(self) -> None:
         """The rollouter is killed, and another goes on from what was saved; the pool's word settles what was open."""

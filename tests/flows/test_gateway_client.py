@@ -50,12 +50,13 @@ async def test_a_failed_trajectory_stays_failed(client: GatewayClient, task: Tas
     again = await client.init_trajectory(replace(task, attempt=1))
     assert again.prompt_uid == handle.prompt_uid
     found = await client.states(task.channel, [again.trajectory_uid, handle.trajectory_uid, "nobody"])
-    assert {uid: row["state"] for uid, row in found.items()} == {
+    assert {uid: row["state"] for uid, row in found.rows.items()} == {
         again.trajectory_uid: "queued",
         handle.trajectory_uid: "failed",
         "nobody": "unknown",
     }
-    assert found[again.trajectory_uid]["complete"] is False
+    assert found.rows[again.trajectory_uid]["complete"] is False
+    assert found.ready_groups == 0
 
 
 async def test_a_gateway_that_is_away_is_asked_until_it_is_back(folder: Path, engine: Client, task: Task) -> None:

@@ -22,6 +22,7 @@ from headrace.flows.rollout_state import RolloutStateFile
 from headrace.flows.schedule_state import RolloutRules
 from headrace.flows.task import Task
 from headrace.gateway import Settings, create_app
+from headrace.pool.batch import Batch
 
 
 @pytest.fixture
@@ -180,6 +181,38 @@ def test_it_follows_the_trainer_within_the_bound(gateway: Running, pool: DataPoo
     assert summary is not None
     assert (summary.accepted, summary.finished) == (10, True)
     assert summary.versions[0] == 0
+
+
+def test_what_a_dead_trainer_had_is_used_before_more_begins(gateway: Running, pool: DataPool) -> None:
+    """It had learned from five batches, which wait in the pool again: the versions spent on these let none in."""
+    pool.configure("train", n_rollouts=2)
+    run = Run(gateway, rules(rows=60, max_staleness=1))
+
+    def publish(version: int) -> None:
+        told(gateway.post("/policy_version", {"version": version}))
+        until(lambda: run.rollouter is not None and run.rollouter.schedule.state.version == version)
+
+    def fetch() -> Batch:
+        until(lambda: pool.stats()["channels"]["train"]["groups"]["ready"] >= 2)
+        batch = pool.fetch_batch(2, n_rollouts=2)
+        assert batch is not None
+        return batch
+
+    with run.started() as beside:
+        lost = []
+        for version in range(5):
+            lost.append(fetch())
+            publish(version + 1)
+        for batch in lost:
+            batch.nack()
+        for version in range(6, 10):
+            publish(version)
+            fetch().ack()
+        publish(10)
+        assert run.rollouter is not None
+        assert run.rollouter.schedule.state.admitted <= (1 + 5 + 1) * 2
+        beside.stop()
+        beside.join()
 
 
 def test_it_waits_where_the_trainer_does_not_come(gateway: Running, pool: DataPool) -> None:

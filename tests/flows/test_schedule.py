@@ -92,6 +92,25 @@ def test_todays_version_alone_would_not_hold_the_bound() -> None:
     assert broken > 20
 
 
+def test_a_trainers_death_costs_no_more_than_the_batches_in_its_hands() -> None:
+    """One that it learns from and one ahead of that: for each it may be a version more. Were the versions that it spent
+    on what it has to learn from again taken for used groups, it would be all since its checkpoint, for ever."""
+
+    class Forgetful(RolloutSchedule):
+        def waiting_is(self, groups: int) -> None:
+            pass
+
+    def over(kind: type[RolloutSchedule]) -> list[int]:
+        runs = []
+        for seed in range(100):
+            using = random_rules(seed, steps=60)
+            runs.append(Simulation(using, seed, crashes=0.004, checkpoint_every=1 + seed % 7, kind=kind).run())
+        return [max(run.staleness_since, default=0) - run.rules.max_staleness for run in runs]
+
+    assert sum(found > 2 for found in over(RolloutSchedule)) <= 5  # where it died again before the rollouter looked
+    assert sum(found > 2 for found in over(Forgetful)) > 50
+
+
 def test_every_prompt_is_trained_on_once_where_nothing_fails() -> None:
     for seed in range(200):
         run = Simulation(random_rules(seed, shuffle=bool(seed % 2)), seed).run()

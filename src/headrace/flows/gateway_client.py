@@ -116,10 +116,21 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class _Page(msgspec.Struct, frozen=True):
-    """Trajectories that a gateway lists; `next` is the cursor behind which there are more."""
+    """Trajectories that a gateway lists; `next` is the cursor behind which there are more. `ready_groups`: of their
+    channel, where it was asked for their states."""
 
     items: list[dict[str, Any]]
     next: str | None = None
+    ready_groups: int = 0
+
+
+class TrajectoryStates(msgspec.Struct, frozen=True):
+    """Where trajectories stand, by uid: `state`, and `complete`, `steps` and `reward` of those that are there. A state
+    is `queued`, `leased`, `consumed`, `failed`, `unknown`, or why the pool dropped it. `ready_groups`: how many groups
+    of their channel are complete and wait for the trainer, whoever made them."""
+
+    rows: dict[str, dict[str, Any]]
+    ready_groups: int
 
 
 class GatewayClient:
@@ -220,15 +231,16 @@ class GatewayClient:
 
     async def states(
         self, channel: str, trajectory_uids: Sequence[str], *, patience_s: float | None = None
-    ) -> dict[str, dict[str, Any]]:
-        """Where trajectories of a channel stand, by uid: `state`, and `complete`, `steps` and `reward` of those that
-        are there. The state is `queued`, `leased`, `consumed`, `failed`, `unknown`, or why the pool dropped it."""
+    ) -> TrajectoryStates:
+        """Where trajectories of a channel stand."""
         found: dict[str, dict[str, Any]] = {}
+        ready = 0
         for at in range(0, len(trajectory_uids), PAGE_ROWS):
             body = {"trajectory_uids": list(trajectory_uids[at : at + PAGE_ROWS]), "channel": channel}
             page = await self._asked(_Page, "POST", "/trajectories", body, pays=True, patience_s=patience_s)
             found |= {row["trajectory_uid"]: row for row in page.items}
-        return found
+            ready = page.ready_groups
+        return TrajectoryStates(found, ready)
 
     async def generate(
         self,

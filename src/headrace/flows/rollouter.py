@@ -363,11 +363,18 @@ class AsyncRollouter:
                 self._away()
                 return
             version = await self._gateway.policy_version(patience_s=0.0)
+        waiting = self._to_ask_for()
+        uids = [start.trajectory_uid for starts in waiting.values() for start in starts]
+        found = await self._gateway.states(TRAIN, uids, patience_s=0.0) if uids else None
         if not self._ready or version != self.schedule.state.version:
             self._wake.set()
+        # Both at once: a version alone may stand for groups that wait in the pool again.
         self.schedule.version_is(version)
         self._ready = True
-        await self._look_into_pool()
+        if found is not None:
+            for number, starts in waiting.items():
+                self._heard(number, {start: found.rows[start.trajectory_uid] for start in starts})
+        self.schedule.waiting_is(0 if found is None else found.ready_groups)
         if self.schedule.behind:
             self._wake.set()
 
@@ -377,30 +384,26 @@ class AsyncRollouter:
         self._ready = False
         self._outages += 1
 
-    async def _look_into_pool(self) -> None:
-        """Asks where the groups stand that await scores or that the trainer has not used yet; these take turns, so
-        that a question costs no more the more the pool holds."""
+    def _to_ask_for(self) -> dict[int, list[RolloutStart]]:
+        """Of the groups that await scores or that the trainer has not used yet, those whose turn it is: a question
+        costs no more the more the pool holds."""
         waiting = self.schedule.in_pool()
-        turn = sorted(waiting, key=lambda number: (number <= self._asked_last, number))
-        asked: list[RolloutStart] = []
-        numbers: list[int] = []
-        for number in turn:
-            if asked and len(asked) + len(waiting[number]) > STATES_AT_ONCE:
+        found: dict[int, list[RolloutStart]] = {}
+        room = STATES_AT_ONCE
+        for number in sorted(waiting, key=lambda number: (number <= self._asked_last, number)):
+            room -= len(waiting[number])
+            if found and room < 0:
                 break
-            asked += waiting[number]
-            numbers.append(number)
-        if not asked:
-            return
-        self._asked_last = numbers[-1]
-        rows = await self._gateway.states(TRAIN, [start.trajectory_uid for start in asked], patience_s=0.0)
-        for number in numbers:
-            self._heard(number, {start: rows[start.trajectory_uid] for start in waiting[number]})
+            found[number] = waiting[number]
+            self._asked_last = number
+        return found
 
     def _heard(self, number: int, rows: Mapping[RolloutStart, Mapping[str, Any]]) -> None:
         """Takes the pool's word on a group: scored, with the trainer, used, dropped, or to be played again in part."""
         schedule = self.schedule
         states = {str(row["state"]) for row in rows.values()}
         dropped = sorted(states - NOT_DROPPED)
+        schedule.leased(number, "leased" in states)
         if "failed" in states and number in schedule.state.held:
             dropped.append("failed")  # it was accepted as it was: nothing comes in the place of what failed since
         if states & WITH_TRAINER or states == {"unknown"}:

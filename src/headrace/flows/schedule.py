@@ -13,6 +13,10 @@ groups must not overtake a slow one by more than the bound. While a group of ver
 (max_staleness + v + 1) * batch_size groups exist, so it is among these when it ends, and is trained on at version
 v + max_staleness at the latest.
 
+A trainer that died has spent versions on groups that it has to learn from again, and that wait in the pool once more.
+The pool tells how many wait there: groups that the versions allowed for, and that are not used after all, are taken off
+the capacity until they are.
+
 **Retries.** A rollout that failed waits a while and is played again, under another attempt, before younger groups; each
 rollout has the same number of retries, whatever happened to others. What was not its agent's doing (a gateway that
 died, a rollouter that was killed) is not charged.
@@ -81,6 +85,10 @@ class RolloutSchedule:
         #: Open training groups by version: (version, number), for the oldest; those that ended are passed over.
         self._oldest: list[tuple[int, int]] = []
         self._open_train = 0
+        #: Of the groups that are held, those that the trainer has, for all that is known.
+        self._with_trainer: set[int] = set()
+        #: Groups that the versions so far stand for and that the trainer has not used.
+        self._owed = 0
         for number, group in sorted(state.open.items()):
             self._running.update((number, at) for at, done in enumerate(group.outcomes) if not done)
             if group.channel == TRAIN:
@@ -95,6 +103,14 @@ class RolloutSchedule:
         if state.base_version is None:
             state.base_version = version
         state.version = version
+
+    def waiting_is(self, groups: int) -> None:
+        """How many complete groups wait in the pool for the trainer, at this version or later; another's may be among
+        them."""
+        state = self.state
+        own = min(groups, len(state.held) - len(self._with_trainer))
+        versions = state.version - (state.base_version or 0)
+        self._owed = max(0, versions * self.rules.batch_size - (state.accepted - own))
 
     def accepted(self, start: RolloutStart) -> None:
         """The rollout's trajectory is complete in the pool."""
@@ -149,14 +165,23 @@ class RolloutSchedule:
         if group is not None and group.over:
             self._end(number, kept=True)
 
+    def leased(self, number: int, leased: bool) -> None:
+        """Whether the trainer has a group that is held, and will use it unless it dies."""
+        if leased and number in self.state.held:
+            self._with_trainer.add(number)
+        else:
+            self._with_trainer.discard(number)
+
     def taken(self, number: int) -> None:
         """The trainer has used a group that is held."""
+        self._with_trainer.discard(number)
         if self.state.held.pop(number, None) is not None:
             self.behind = True
 
     def dropped(self, number: int, reason: str) -> None:
         """The pool dropped a group that is `in_pool`, before the trainer used it."""
         state = self.state
+        self._with_trainer.discard(number)
         if (group := state.open.get(number)) is not None and group.over:
             del state.open[number]
             self._open_train -= 1
@@ -198,7 +223,7 @@ class RolloutSchedule:
         if self._oldest:
             version = min(version, self._oldest[0][0])
         ahead = rules.max_staleness + version - (state.base_version or 0) + 1
-        return min(ahead * rules.batch_size, rules.groups) - state.accepted - self._open_train
+        return min(ahead * rules.batch_size - self._owed, rules.groups) - state.accepted - self._open_train
 
     @property
     def wakes_at(self) -> float | None:

@@ -250,10 +250,11 @@ class TrajectoryRoutes:
             channel = caller.channel(asked.channel, gateway.models.default.channel)
             uids = [caller.uid(uid) for uid in asked.trajectory_uids]
             found = await gateway.pool.aio.trajectory_states(uids, channel)
+            ready = (await gateway.pool.aio.stats(channel))["groups"]["ready"]
         named = zip(asked.trajectory_uids, found, strict=True)
         kept = ("state", "complete", "steps", "reward")
         items = [{"trajectory_uid": uid} | {name: row[name] for name in kept if name in row} for uid, row in named]
-        return json_response({"items": items})
+        return json_response({"items": items, "ready_groups": ready})
 
     async def delete_trajectory(self, request: Request) -> Response:
         """Removes a trajectory and all of its steps for good; its group waits for another in its place. A request that
