@@ -194,7 +194,7 @@ def test_what_a_dead_trainer_had_is_used_before_more_begins(gateway: Running, po
 
     def fetch() -> Batch:
         until(lambda: pool.stats()["channels"]["train"]["groups"]["ready"] >= 2)
-        batch = pool.fetch_batch(2, n_rollouts=2)
+        batch = pool.fetch_batch(2, n_rollouts=2, lease_s=3600)
         assert batch is not None
         return batch
 
@@ -317,7 +317,8 @@ def test_a_group_runs_until_it_is_scored(gateway: Running, pool: DataPool) -> No
         again = run.seen[-1]
         assert (again.attempt, again.trajectory_uid) == (1, second[:-1] + "1")
         pool.reward(again.trajectory_uid, 0.0)
-        until(lambda: len(pool.list_trajectories("train", complete=True)["items"]) == 4)
+        assert pool.fetch_batch(1, n_rollouts=2) is not None  # the trainer uses it, and there is room
+        until(lambda: len(pool.list_trajectories("train", complete=True)["items"]) == 2)
         for row in pool.list_trajectories("train")["items"]:
             if row["reward"] is None:
                 pool.reward(row["trajectory_uid"], 0.5)
