@@ -102,13 +102,13 @@ def test_a_trainers_death_costs_no_more_than_the_batches_in_its_hands() -> None:
 
     def over(kind: type[RolloutSchedule]) -> list[int]:
         runs = []
-        for seed in range(100):
-            using = random_rules(seed, steps=60)
+        for seed in range(30):
+            using = random_rules(seed, steps=40)
             runs.append(Simulation(using, seed, crashes=0.004, checkpoint_every=1 + seed % 7, kind=kind).run())
         return [max(run.staleness_since, default=0) - run.rules.max_staleness for run in runs]
 
-    assert sum(found > 2 for found in over(RolloutSchedule)) <= 5  # where it died again before the rollouter looked
-    assert sum(found > 2 for found in over(Forgetful)) > 50
+    assert sum(found > 2 for found in over(RolloutSchedule)) <= 2  # where it died again before the rollouter looked
+    assert sum(found > 2 for found in over(Forgetful)) > 10
 
 
 def test_every_prompt_is_trained_on_once_where_nothing_fails() -> None:
