@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import os
@@ -332,6 +333,17 @@ async def test_without_an_address_whole_urls_are_asked_and_named(server: EchoSer
     with pytest.raises(NoAnswer, match=f"^{url} cannot be reached: "):
         await client.request("GET", f"{url}?key=secret")
     await client.close()
+
+
+def test_a_client_that_several_loops_used_ends_without_a_word(
+    server: EchoServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = AsyncHttpClient(server.address, total_s=PATIENCE_S, keep_alive_s=PATIENCE_S)
+    for _ in range(3):
+        assert asyncio.run(client.request("GET", "/a")).json()["path"] == "/a"
+    del client
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_a_stream_comes_as_it_was_sent_with_nothing_added(server: EchoServer) -> None:

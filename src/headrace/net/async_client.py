@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -69,6 +69,7 @@ class AsyncHttpClient:
         follow_redirects: bool = True,
         verbatim: bool = False,
     ) -> None:
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self.address = address.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=idle_s)
         key = usable_key(key, name=f"the key for {self.address}" if address else "the key")
@@ -78,7 +79,9 @@ class AsyncHttpClient:
         self._max_bytes = max_bytes
         self._follow_redirects = follow_redirects and not verbatim
         self._verbatim = verbatim
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    def __del__(self) -> None:
+        self.close_of_ended_loops()
 
     async def request(
         self,
@@ -141,6 +144,13 @@ class AsyncHttpClient:
         if session is not None:
             await session.close()
 
+    def close_of_ended_loops(self) -> None:
+        """Closes the connections of event loops that have ended, such as each `asyncio.run`."""
+        for loop in [loop for loop in self._sessions if loop.is_closed()]:
+            # There is nothing to wait for without a loop: the first step is the last.
+            with suppress(StopIteration):
+                self._sessions.pop(loop).close().send(None)
+
     def no_answer(self, error: Exception, path: str | URL, timeout: aiohttp.ClientTimeout | None = None) -> NoAnswer:
         """What aiohttp raised, as ours."""
         timeout = timeout or self._timeout
@@ -176,8 +186,7 @@ class AsyncHttpClient:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
-            for other in [old for old in self._sessions if old.is_closed()]:
-                del self._sessions[other]
+            self.close_of_ended_loops()
             session = self._sessions[loop] = self._open()
         return session
 

@@ -60,6 +60,7 @@ class HttpTransport:
 
     def close(self) -> None:
         self._blocking.close()
+        self._async.close_of_ended_loops()
 
     async def aclose(self) -> None:
         await self._async.close()
